@@ -1,0 +1,3 @@
+"""The version, in one place that setuptools can read without importing torch."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,55 @@
+"""What a selection returns: which examples, and how many others each stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Coreset:
+    """Examples that stand for all others.
+
+    `indices` `(size,)` are distinct positions in the full data; `weights` `(size,)` count the examples that each
+    stands for, so they are non-negative and sum to the number of examples covered.
+    """
+
+    indices: Tensor
+    weights: Tensor
+
+    def __post_init__(self) -> None:
+        indices = torch.as_tensor(self.indices).to("cpu", torch.int64)
+        weights = torch.as_tensor(self.weights).to("cpu", torch.float64)
+        if indices.ndim != 1 or indices.shape != weights.shape:
+            raise ValueError(
+                f"indices and weights must be vectors of one length, got shapes {tuple(indices.shape)} "
+                f"and {tuple(weights.shape)}"
+            )
+        if len(indices) and (indices.min() < 0 or indices.unique().numel() != len(indices)):
+            raise ValueError("indices must be distinct and non-negative; Coreset.merge adds up repeated ones")
+        if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
+            raise ValueError("weights must be finite and non-negative")
+        object.__setattr__(self, "indices", indices)
+        object.__setattr__(self, "weights", weights)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @classmethod
+    def merge(cls, parts: Iterable[Coreset]) -> Coreset:
+        """One coreset out of several; an example kept by more than one of them adds up its weights."""
+        parts = list(parts)
+        if not parts:
+            return cls(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64))
+        indices = torch.cat([part.indices for part in parts])
+        distinct, where = torch.unique(indices, return_inverse=True)
+        weights = torch.zeros(len(distinct), dtype=torch.float64)
+        weights.index_add_(0, where, torch.cat([part.weights for part in parts]))
+        return cls(distinct, weights)
+
+    def overlap(self, other: Coreset) -> float:
+        """The share of these examples that `other` keeps too."""
+        return float(torch.isin(self.indices, other.indices).double().mean()) if len(self) else 0.0
