@@ -1,0 +1,91 @@
+"""Finds every example's class without loading the examples, where a data set lets one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from tqdm import tqdm
+
+LABEL_KEYS = ("labels", "label")
+
+
+def labels_of(dataset: Dataset[Any], *, num_workers: int = 0, progress: bool = True) -> Tensor:
+    """`(n,)` int64 labels: from `targets`, `labels` or a label column if there is one, else by one pass over the data."""
+    found = _stored_labels(dataset)
+    if found is None:
+        found = _read_labels(dataset, num_workers, progress)
+    return check_labels(found, len(dataset))  # type: ignore[arg-type]
+
+
+def check_labels(labels: Any, n: int) -> Tensor:
+    """The labels as an int64 vector, or an error that says what is wrong with them."""
+    labels = torch.as_tensor(labels)
+    if labels.is_floating_point() or labels.ndim != 1:
+        raise ValueError(
+            f"labels must be one whole number an example, got shape {tuple(labels.shape)} of {labels.dtype}. Soft labels "
+            "have no class to balance; pass labels=soft.argmax(1) and a forward= that returns these as labels."
+        )
+    if len(labels) != n:
+        raise ValueError(f"labels must have one entry for each of the {n} examples, got {len(labels)}")
+    labels = labels.to("cpu", torch.int64)
+    if n and int(labels.min()) < 0:
+        where = int((labels < 0).nonzero()[0])
+        raise ValueError(
+            f"labels must be 0 or more, got {int(labels[where])} at example {where}. Leave unlabelled examples out, for "
+            "instance with torch.utils.data.Subset."
+        )
+    return labels
+
+
+def _stored_labels(dataset: Any) -> Any:
+    if isinstance(dataset, Subset):
+        inner = _stored_labels(dataset.dataset)
+        return None if inner is None else torch.as_tensor(inner)[torch.as_tensor(list(dataset.indices))]
+    if isinstance(dataset, ConcatDataset):
+        parts = [_stored_labels(part) for part in dataset.datasets]
+        return None if any(p is None for p in parts) else torch.cat([torch.as_tensor(p) for p in parts])
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[1] if len(dataset.tensors) > 1 else None
+    for key in LABEL_KEYS:  # a Hugging Face data set
+        if key in (getattr(dataset, "column_names", None) or ()):
+            return dataset.with_format(None)[:][key] if hasattr(dataset, "with_format") else dataset[key]
+    for key in ("targets", *LABEL_KEYS):
+        stored = getattr(dataset, key, None)
+        if isinstance(stored, (list, tuple, Tensor)) or type(stored).__name__ == "ndarray":
+            return stored
+    return None
+
+
+def label_of(item: Any) -> Any:
+    """The label inside one example or batch: of a mapping by key, of a pair the second."""
+    if isinstance(item, Mapping):
+        for key in LABEL_KEYS:
+            if key in item:
+                return item[key]
+    elif isinstance(item, (tuple, list)) and len(item) > 1:
+        return item[1]
+    keys = sorted(item) if isinstance(item, Mapping) else type(item).__name__
+    raise ValueError(
+        f'no label found in {keys}: examples must be (x, y) pairs or have a "labels" or "label" entry. '
+        "Pass labels= with every example's class, and forward= to say how to run the model on a batch."
+    )
+
+
+def _read_labels(dataset: Dataset[Any], num_workers: int, progress: bool) -> list[Any]:
+    loader = DataLoader(
+        dataset,
+        batch_size=256,
+        num_workers=num_workers,
+        collate_fn=_only_labels,
+        generator=torch.Generator(),
+    )
+    batches = tqdm(loader, "reading labels (pass labels= to skip this)", delay=2, disable=not progress, leave=False)
+    return [label for batch in batches for label in batch]
+
+
+def _only_labels(items: list[Any]) -> list[Any]:
+    return [label.item() if isinstance(label := label_of(item), Tensor) and label.ndim == 0 else label for item in items]

@@ -1,0 +1,131 @@
+"""Runs a network several times with some parameters changed and computes only what they change.
+
+The first run is recorded operation by operation. An operation whose inputs do not depend on a changed parameter
+gives the same result in every later run, so there its recorded output is returned instead of being computed. What is
+computed is computed by the same kernels on the same shapes: the outputs equal those of separate runs bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+T = TypeVar("T")
+
+_COMPUTE = object()  # in place of an output: run the operation again
+
+
+class CannotShareError(RuntimeError):
+    """The network does something that cannot be replayed; run it whole instead. The results are the same."""
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments that an operation writes to."""
+    found: list[Tensor] = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            found += _tensors(value)
+    return found
+
+
+def _is_view(func: Any) -> bool:
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+
+
+class _Recorder(TorchDispatchMode):
+    """Runs everything, and notes each operation with its output, if no changed parameter had a part in it."""
+
+    def __init__(self, changed: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.log: list[list[Any]] = []  # [operation, output, whether later runs write into it]
+        self.kept: dict[int, list[int]] = {}  # storage -> positions in the log that hold it
+        self.alive: list[Any] = []  # so that no storage is freed and its address given to another
+        self.dependent = {_storage(tensor) for tensor in changed}
+        self.read: dict[int, tuple[Tensor, int]] = {}  # shared tensors that dependent operations read, and when
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = _tensors((args, kwargs))
+        depends = any(_storage(tensor) in self.dependent for tensor in inputs)
+        written = _written(func, args, kwargs)
+        if depends:
+            for tensor in written:
+                self._copy_before_write(tensor)
+            ours = {_storage(tensor) for tensor in written}
+            for tensor in inputs:
+                if _storage(tensor) not in self.dependent and _storage(tensor) not in ours:
+                    self.read[id(tensor)] = (tensor, tensor._version)
+        output = func(*args, **kwargs)
+        self.alive.append(output)
+        if depends:
+            self.dependent.update(_storage(tensor) for tensor in [*_tensors(output), *written])
+            self.log.append([func, _COMPUTE, False])
+        elif _is_view(func):  # costs nothing, and keeps looking at whatever its base is in a later run
+            self.log.append([func, _COMPUTE, False])
+        else:
+            for tensor in _tensors(output):
+                self.kept.setdefault(_storage(tensor), []).append(len(self.log))
+            self.log.append([func, output, False])
+        return output
+
+    def _copy_before_write(self, tensor: Tensor) -> None:
+        """A dependent operation is about to write into a shared result: keep a copy to start each run from."""
+        storage = _storage(tensor)
+        if storage in self.dependent:
+            return
+        holders = self.kept.get(storage, [])
+        if len(holders) != 1 or not isinstance(self.log[holders[0]][1], Tensor):
+            raise CannotShareError("an operation writes into a tensor that several others gave out")
+        self.log[holders[0]][1] = self.log[holders[0]][1].clone()
+        self.log[holders[0]][2] = True
+
+    def finish(self) -> None:
+        if any(tensor._version != version for tensor, version in self.read.values()):
+            raise CannotShareError("a shared tensor was written to after it had been read")
+        self.alive.clear()
+
+
+class _Player(TorchDispatchMode):
+    def __init__(self, log: list[list[Any]]) -> None:
+        super().__init__()
+        self.log = log
+        self.position = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.position >= len(self.log) or self.log[self.position][0] is not func:
+            raise CannotShareError("the network took another path than in its first run")
+        _, output, written_later = self.log[self.position]
+        self.position += 1
+        if output is _COMPUTE:
+            return func(*args, **(kwargs or {}))
+        return output.clone() if written_later else output
+
+
+def run_shared(run: Callable[[T], Any], variants: list[T], changed: list[Tensor]) -> tuple[list[Any], float]:
+    """`[run(v) for v in variants]`, computing once what does not depend on the tensors that differ between them.
+
+    `changed` are those tensors in the first variant. Memory holds the shared intermediate results of one run. Also gives
+    the share of operations that were spared. Raises `CannotShareError` where replaying would not be safe.
+    """
+    recorder = _Recorder(changed)
+    with recorder:
+        results = [run(variants[0])]
+    recorder.finish()
+    for variant in variants[1:]:
+        with _Player(recorder.log):
+            results.append(run(variant))
+    spared = sum(output is not _COMPUTE for _, output, _ in recorder.log)
+    return results, spared / max(len(recorder.log), 1)

@@ -1,0 +1,391 @@
+"""The samplers: they decide when to select, draw from the coreset, and can be saved and resumed at any index."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler
+
+from . import ranks, strategies
+from .coreset import Coreset
+from .labels import check_labels, labels_of
+from .probe import Probe, unwrapped
+from .types import Forward, Strategy
+from .undisturbed import undisturbed
+from .weighted import Weighted, WeightedIndex
+
+_WEIGHTS = ("draw", "loss", "none")
+_SELECT, _ORDER = 0, 1  # streams of random numbers
+
+
+class CoresetSampler(Sampler[int]):
+    """Draws each epoch from a small subset that the current model would learn the same things from.
+
+    At the start of every `reselect_every`-th epoch the strategy looks at candidates through the model, keeps `size` of
+    them and weighs each by the examples it stands for. The order depends only on the coreset, `seed` and the epoch,
+    never on global random state, and the length is `size` from the start.
+
+    Epochs count themselves, one a pass, unless `set_epoch` says otherwise. With `max_overhead` a selection that would
+    bring selection over that share of the run's wall time is put off to a later epoch; the first always takes place.
+    What is selected when then depends on the clock: leave it out where runs must repeat bit for bit.
+
+    `weights`: `"draw"` draws examples in proportion to their weights, so a loop needs no change; `"loss"` yields each
+    once, its weight (of mean one) to be read by `Weighted(train_set)` and multiplied into the loss; `"none"` yields
+    each once.
+
+    In a process group every process must have the sampler: selection is shared out, and all get the same coreset.
+    Frameworks that split a sampler's indices over processes (Hugging Face Trainer, accelerate, Lightning) take this
+    class; where the sampler itself has to (torchrun, timm, Ray) use `DistributedCoresetSampler`.
+
+    Example:
+        >>> sampler = CoresetSampler(train_set, model, fraction=0.1)
+        >>> loader = DataLoader(train_set, batch_size=128, sampler=sampler)
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        model: nn.Module,
+        *,
+        fraction: float | None = None,
+        size: int | None = None,
+        seed: int = 0,
+        strategy: Strategy | None = None,
+        reselect_every: int = 1,
+        max_overhead: float | None = None,
+        weights: str = "draw",
+        selection_set: Dataset[Any] | None = None,
+        labels: Any = None,
+        forward: Forward | None = None,
+        collate_fn: Any = None,
+        batch_size: int = 128,
+        num_workers: int = 0,
+        progress: bool = True,
+    ) -> None:
+        n = _length(dataset)
+        self.dataset, self.model = dataset, model
+        self.size = _size(n, fraction, size)
+        self.seed, self.epoch = _whole("seed", seed, 0), 0
+        self.strategy = strategies.stable() if strategy is None else strategy
+        self.reselect_every = _whole("reselect_every", reselect_every, 1)
+        self.max_overhead = max_overhead
+        self.weights = weights
+        self.selection_set = dataset if selection_set is None else selection_set
+        self.forward, self.collate_fn = forward, collate_fn
+        self.batch_size, self.num_workers = _whole("batch_size", batch_size, 1), _whole("num_workers", num_workers, 0)
+        self.progress = progress
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        unwrapped(model)
+        if not callable(self.strategy):
+            raise TypeError(f"strategy must be a function, such as strategies.stable(), got {strategy!r}")
+        if weights not in _WEIGHTS:
+            raise ValueError(f"weights must be one of {', '.join(map(repr, _WEIGHTS))}, got {weights!r}")
+        if weights == "loss" and not isinstance(dataset, Weighted):
+            raise TypeError(
+                'weights="loss" needs a data set that hands the weights on: pass Weighted(train_set) to the sampler and '
+                "to the DataLoader, and take (x, y, weight) batches"
+            )
+        if max_overhead is not None and not 0 < max_overhead < 1:
+            raise ValueError(f"max_overhead must be a share of the wall time in (0, 1), got {max_overhead}")
+        if _length(self.selection_set) != n:
+            raise ValueError(f"selection_set must have the same {n} examples, got {_length(self.selection_set)}")
+        self._n = n
+        self._labels = None if labels is None else check_labels(labels, n)
+        self._coreset: Coreset | None = None
+        self._selected_epoch = self._decided_epoch = -1
+        self._memory: dict[str, Tensor] = {}
+        self._position = 0
+        self._started = False  # whether an iteration has begun in this epoch
+        self._exhausted = False  # whether it has come to its end
+        self._resume_at = 0
+        self._clock_start: float | None = None
+        self._spent: dict[str, float] = dict.fromkeys(("selections", "put_off", "seconds", "wall", "forward_examples"), 0)
+        self._last: dict[str, float] = {}
+
+    @property
+    def labels(self) -> Tensor:
+        """`(n,)` every example's class; found at first use."""
+        if self._labels is None:
+            plain = self.dataset.dataset if isinstance(self.dataset, Weighted) else self.dataset
+            self._labels = labels_of(plain, num_workers=self.num_workers, progress=self.progress)
+        return self._labels
+
+    @property
+    def coreset(self) -> Coreset:
+        """The examples in use; selects them if that has not happened yet."""
+        if self._coreset is None:
+            self.select()
+        assert self._coreset is not None
+        return self._coreset
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """What selection has cost so far and what the last one gave, as plain numbers to log.
+
+        `selections` and those `put_off` by `max_overhead`; `seconds` selecting and its `share` of the wall time since
+        the first; `forward_examples`: examples times draws that went through the model; of the last selection:
+        `last_seconds`, `overlap` with the coreset before, `covering_cost`: mean distance to the nearest kept example.
+        """
+        wall = self._wall()
+        share = self._spent["seconds"] / wall if wall > 0 else 0.0
+        totals = {key: value for key, value in self._spent.items() if key != "wall"}
+        return {**totals, "share": min(share, 1.0), **self._last}
+
+    def __len__(self) -> int:
+        return self.size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch the next iteration is; calling it more than once does no harm, nor does it after a resume."""
+        epoch = _whole("epoch", epoch, 0)
+        if epoch != self.epoch or self._started:
+            self._resume_at = 0
+        self.epoch, self._started = epoch, False
+
+    def select(self) -> Coreset:
+        """Selects now, for the epoch that comes next, whether it is due or not. The model comes back as it was."""
+        return self._select(self._next_epoch())
+
+    def select_if_due(self) -> Coreset:
+        """Selects for the epoch that comes next if `reselect_every` and `max_overhead` say so."""
+        epoch = self._next_epoch()
+        if self._decided_epoch != epoch or self._coreset is None:
+            if self._due(epoch):
+                return self._select(epoch)
+            self._decided_epoch = epoch
+        assert self._coreset is not None
+        return self._coreset
+
+    # A generator: DataLoaders with workers call iter() twice and use one; the body runs for that one only.
+    def __iter__(self) -> Iterator[int]:
+        epoch, start = self._next_epoch(), self._resume_at
+        self.select_if_due()
+        self.epoch, self._started, self._exhausted, self._resume_at = epoch, True, False, 0
+        order = self._order()
+        self._position = start
+        for index in order[start:]:
+            self._position += 1
+            yield index
+        self._exhausted = True
+
+    def state_dict(self, position: int | None = None) -> dict[str, Any]:
+        """Everything needed to go on with exactly the indices that were still to come.
+
+        A DataLoader with workers draws indices ahead of the loop: pass `position`, the examples that this epoch's loop
+        has consumed (batches times batch size), or use torchdata's StatefulDataLoader, which keeps count. `position=0`
+        is right for frameworks that skip batches themselves.
+        """
+        finished = self._started and self._exhausted and position is None
+        ahead = self._resume_at if not self._started else self._position
+        self._spent["wall"], self._clock_start = self._wall(), time.perf_counter() if self._clock_start else None
+        return {
+            "version": 1,
+            "n": self._n,
+            "size": self.size,
+            "seed": self.seed,
+            "labels": _fingerprint(self.labels),
+            "epoch": self.epoch + 1 if finished else self.epoch,
+            "position": 0 if finished else ahead if position is None else position,
+            "indices": None if self._coreset is None else self._coreset.indices,
+            "weights": None if self._coreset is None else self._coreset.weights,
+            "selected_epoch": self._selected_epoch,
+            "decided_epoch": self._decided_epoch,
+            "memory": dict(self._memory),
+            "spent": dict(self._spent),
+            "last": dict(self._last),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up where `state_dict` was called. A state of another data set or size is refused and nothing changes."""
+        if state.get("version") != 1:
+            raise ValueError(f"this is not a state of CoresetSampler that this version reads: version {state.get('version')}")
+        own = {"n": self._n, "size": self.size, "seed": self.seed, "labels": _fingerprint(self.labels)}
+        for key, value in own.items():
+            if state[key] != value:
+                what = "other labels" if key == "labels" else f"{key}={state[key]}, here it is {value}"
+                raise ValueError(f"the state was saved with {what}; it belongs to another data set or setting")
+        if not 0 <= state["position"] <= len(self):
+            raise ValueError(f"position must be between 0 and {len(self)}, got {state['position']}")
+        coreset = None if state["indices"] is None else Coreset(state["indices"], state["weights"])
+        self._coreset, self._memory = coreset, dict(state["memory"])
+        self.epoch, self._started = state["epoch"], False
+        self._resume_at = self._position = state["position"]
+        self._selected_epoch, self._decided_epoch = state["selected_epoch"], state["decided_epoch"]
+        self._spent, self._last = dict(state["spent"]), dict(state["last"])
+        self._clock_start = time.perf_counter() if coreset is not None else None
+
+    def _next_epoch(self) -> int:
+        return self.epoch + 1 if self._started else self.epoch
+
+    def _wall(self) -> float:
+        return self._spent["wall"] + (time.perf_counter() - self._clock_start if self._clock_start else 0.0)
+
+    def _due(self, epoch: int) -> bool:
+        if self._coreset is None:
+            return True
+        if 0 <= epoch - self._selected_epoch < self.reselect_every:
+            return False
+        if self.max_overhead is None:
+            return True
+        cost = self._last["last_seconds"]
+        affordable = self._spent["seconds"] + cost <= self.max_overhead * (self._wall() + cost)
+        affordable = ranks.from_first(affordable)  # clocks differ, the decision must not
+        self._spent["put_off"] += not affordable
+        return affordable
+
+    def _select(self, epoch: int) -> Coreset:
+        began = time.perf_counter()
+        for name, dataset in (("dataset", self.dataset), ("selection_set", self.selection_set)):
+            if _length(dataset) != self._n:
+                raise ValueError(f"{name} had {self._n} examples when the sampler was made and has {_length(dataset)} now")
+        plain = self.selection_set.dataset if isinstance(self.selection_set, Weighted) else self.selection_set
+        seed = _mixed(self.seed, epoch, _SELECT)
+        memory = dict(self._memory)
+        with undisturbed(self.model, seed=seed):
+            probe = Probe(
+                plain,
+                self.model,
+                self.labels,
+                forward=self.forward,
+                collate_fn=self.collate_fn,
+                batch_size=self.batch_size,
+                num_workers=self.num_workers,
+                progress=self.progress,
+                memory=memory,
+                seed=seed,
+            )
+            chosen = self.strategy(probe, self.size, torch.Generator().manual_seed(seed))
+        coreset = self._checked(ranks.from_first(chosen))
+        overlap = {} if self._coreset is None else {"overlap": coreset.overlap(self._coreset)}
+        # Nothing above has changed the sampler: a selection that fails leaves the last coreset in use.
+        self._coreset, self._memory = coreset, memory
+        self._selected_epoch = self._decided_epoch = epoch
+        seconds = time.perf_counter() - began
+        if self._clock_start is None:
+            self._clock_start = began
+        self._spent["selections"] += 1
+        self._spent["seconds"] += seconds
+        self._spent["forward_examples"] += probe.forward_examples
+        self._last = {"last_seconds": seconds, **overlap, **probe.figures}
+        return coreset
+
+    def _checked(self, coreset: Coreset) -> Coreset:
+        if not isinstance(coreset, Coreset):
+            raise TypeError(f"a strategy must return a Coreset, got {type(coreset).__name__}")
+        if len(coreset) != self.size or int(coreset.indices.max()) >= self._n or float(coreset.weights.sum()) <= 0:
+            raise ValueError(
+                f"a strategy must return {self.size} indices below {self._n} and weights with a positive sum, got "
+                f"{len(coreset)} indices up to {int(coreset.indices.max()) if len(coreset) else None} "
+                f"and weights that sum to {float(coreset.weights.sum())}; testing.check_strategy says more"
+            )
+        return coreset
+
+    def _order(self) -> list[int]:
+        """The epoch's indices, the same in every process."""
+        coreset = self.coreset
+        generator = torch.Generator().manual_seed(_mixed(self.seed, self.epoch, _ORDER))
+        if self.weights == "draw":
+            return systematic_draw(coreset, self.size, generator).tolist()
+        order = torch.randperm(self.size, generator=generator)
+        indices = coreset.indices[order].tolist()
+        if self.weights == "none":
+            return indices
+        scaled = (coreset.weights[order] * self.size / coreset.weights.sum()).tolist()
+        return [WeightedIndex(index, weight) for index, weight in zip(indices, scaled, strict=True)]
+
+
+class DistributedCoresetSampler(CoresetSampler, DistributedSampler):  # type: ignore[type-arg]
+    """The same, each process drawing its own equal share: for torchrun, timm and Ray, which leave sharding to the sampler.
+
+    Shares are made equal by repeating a few indices, or with `drop_last` by leaving a few out.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        model: nn.Module,
+        *,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        drop_last: bool = False,
+        **settings: Any,
+    ) -> None:
+        CoresetSampler.__init__(self, dataset, model, **settings)
+        own_rank, world = ranks.world()
+        self.num_replicas = world if num_replicas is None else num_replicas
+        self.rank = own_rank if rank is None else rank
+        self.drop_last, self.shuffle = drop_last, True
+        if not 0 <= self.rank < self.num_replicas:
+            raise ValueError(f"rank must be in [0, num_replicas={self.num_replicas}), got {self.rank}")
+        if drop_last and self.size < self.num_replicas:
+            raise ValueError(f"size={self.size} leaves nothing for {self.num_replicas} processes with drop_last")
+        rounded = self.size if drop_last else self.size + self.num_replicas - 1
+        self.num_samples = rounded // self.num_replicas
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def _order(self) -> list[int]:
+        order = super()._order()
+        repeats = -(-self.total_size // len(order))
+        return (order * repeats)[self.rank : self.total_size : self.num_replicas]
+
+
+def systematic_draw(coreset: Coreset, size: int, generator: torch.Generator) -> Tensor:
+    """`(size,)` indices in random order, each as often as its weight says, rounded up or down at random.
+
+    Systematic resampling: one uniform number places an even comb over the cumulated weights. Unbiased, and with less
+    variance than independent draws.
+    """
+    shuffled = torch.randperm(len(coreset), generator=generator)
+    edges = torch.cumsum(coreset.weights[shuffled], 0)
+    comb = (torch.arange(size, dtype=torch.float64) + torch.rand((), generator=generator, dtype=torch.float64)) / size
+    at = torch.searchsorted(edges, comb * edges[-1], right=True).clamp(max=len(coreset) - 1)
+    return coreset.indices[shuffled[at]][torch.randperm(size, generator=generator)]
+
+
+def _length(dataset: Dataset[Any]) -> int:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"a coreset picks examples by index, so the data set needs __getitem__ and __len__; {type(dataset).__name__} "
+            "is iterable only. Load it into a map-style data set first (for Hugging Face: streaming=False)."
+        )
+    return len(dataset)
+
+
+def _size(n: int, fraction: float | None, size: int | None) -> int:
+    if (fraction is None) == (size is None):
+        raise ValueError(f"pass either fraction or size, got fraction={fraction} and size={size}")
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            raise ValueError(
+                f"fraction must be in (0, 1], got {fraction}. To keep {fraction:g} examples pass size={fraction:g}"
+                + (f"; to keep {fraction:g} % pass fraction={fraction / 100:g}." if 1 < fraction <= 100 else ".")
+            )
+        return max(1, round(fraction * n))
+    assert size is not None
+    if not 1 <= _whole("size", size, 1) <= n:
+        raise ValueError(f"size must be between 1 and the data set's {n} examples, got {size}")
+    return int(size)
+
+
+def _whole(name: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or int(value) != value or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return int(value)
+
+
+def _mixed(*numbers: int) -> int:
+    """One seed out of several numbers, far apart for near ones."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _fingerprint(labels: Tensor) -> str:
+    return hashlib.sha256(labels.numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,11 @@
+"""Ways to choose: each is a function that builds a `Strategy`, one file each."""
+
+from .craig import craig
+from .crest import crest
+from .forgetting import forgetting
+from .herding import herding
+from .k_center import k_center
+from .stable import stable
+from .uniform import uniform
+
+__all__ = ["craig", "crest", "forgetting", "herding", "k_center", "stable", "uniform"]

@@ -1,0 +1,39 @@
+"""Herding: examples whose average is the class average."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..coreset import Coreset
+from ..types import Strategy
+from .per_class import embeddings, select_per_class
+
+
+def herding(*, balance: str = "equal") -> Strategy:
+    r"""Keeps in each class examples whose mean embedding is that of the class (Welling, 2009).
+
+    Greedily minimises $\lVert \tfrac1n \sum_i h_i - \tfrac1{|S|} \sum_{j \in S} h_j \rVert$ with $h$ what the head
+    receives; all weigh the same. Cost: every example through the model once, `size` products with the embeddings.
+    """
+    return partial(select_per_class, balance=balance, look=embeddings, choose=match_mean)
+
+
+def match_mean(vectors: Tensor, size: int) -> Coreset:
+    """Greedy picks from `(n, d)` vectors, each bringing the mean of the picks nearest to the mean of all."""
+    vectors = vectors.double()
+    mean = vectors.mean(0)
+    squares = (vectors * vectors).sum(1)
+    total = torch.zeros_like(mean)
+    taken = torch.zeros(len(vectors), dtype=torch.bool)
+    picks: list[int] = []
+    for count in range(1, size + 1):
+        # || mean - (total + v) / count ||^2 up to what is the same for all v
+        score = squares / count - 2 * vectors @ (mean - total / count)
+        pick = int(score.masked_fill(taken, torch.inf).argmin())
+        taken[pick] = True
+        total += vectors[pick]
+        picks.append(pick)
+    return Coreset(torch.tensor(picks), torch.full((size,), len(vectors) / size, dtype=torch.float64))

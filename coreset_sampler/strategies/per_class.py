@@ -1,0 +1,42 @@
+"""Selection class by class over the whole training set: the frame that craig, k_center and herding share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..coreset import Coreset
+from ..types import View
+from .pools import quotas
+
+
+def select_per_class(
+    view: View,
+    size: int,
+    generator: torch.Generator,
+    *,
+    balance: str,
+    look: Callable[[View, Iterable[Tensor]], Iterator[Tensor]],
+    choose: Callable[[Tensor, int], Coreset],
+) -> Coreset:
+    """Applies `choose(vectors of one class, how many)` to each class; classes are shared out over processes."""
+    quota = quotas(view.labels, size, balance, generator)
+    classes = view.mine(quota.nonzero().flatten().tolist())
+    members = [(view.labels == c).nonzero().flatten() for c in classes]
+    parts = []
+    for c, indices, vectors in zip(classes, members, look(view, members), strict=True):
+        chosen = choose(vectors, int(quota[c]))
+        parts.append(Coreset(indices[chosen.indices], chosen.weights))
+    return Coreset.merge(view.gather(parts))
+
+
+def gradients(view: View, groups: Iterable[Tensor]) -> Iterator[Tensor]:
+    """A way to look: logit gradients at the current weights."""
+    return (vectors[0] for vectors in view.gradients(groups))
+
+
+def embeddings(view: View, groups: Iterable[Tensor]) -> Iterator[Tensor]:
+    """A way to look: what the head receives."""
+    return view.embeddings(groups)

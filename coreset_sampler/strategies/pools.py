@@ -1,0 +1,90 @@
+"""Random pools of candidates, each class with its share of every pool, and what is kept of each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Pool(NamedTuple):
+    """Candidates of one pool, sorted by class: class `g` of the pool has rows `starts[g]:starts[g + 1]` and keeps `sizes[g]`."""
+
+    indices: Tensor
+    starts: Tensor
+    sizes: Tensor
+    stands_for: Tensor
+    """How many examples of the full data one candidate of class `g` speaks for."""
+
+
+def quotas(labels: Tensor, size: int, balance: str, generator: torch.Generator) -> Tensor:
+    """`(classes,)` how many examples of each class to keep; they add up to `size`.
+
+    `"equal"`: the same of each class, as the papers do. `"proportional"`: in proportion to the class, but at least one.
+    """
+    counts = torch.bincount(labels)
+    present = counts > 0
+    if balance == "equal":
+        share = present.double() / present.sum() * size
+    elif balance == "proportional":
+        share = counts.double() / len(labels) * size
+    else:
+        raise ValueError(f'balance must be "equal" or "proportional", got {balance!r}')
+    quota = share.floor().long()
+    if balance == "proportional" and size >= int(present.sum()):
+        quota = torch.maximum(quota, present.long())
+    # What is left over goes to the largest remainders, ties at random; a surplus is taken back from the largest.
+    remainder = share - share.floor() + 1e-6 * torch.rand(len(share), generator=generator, dtype=torch.float64)
+    remainder[~present] = -1
+    while int(quota.sum()) > size:
+        quota[quota.argmax()] -= 1
+    left = size - int(quota.sum())
+    quota[torch.argsort(remainder, descending=True)[:left]] += 1
+    short = (quota > counts).nonzero().flatten().tolist()
+    if short:
+        worst = short[0]
+        raise ValueError(
+            f"class {worst} has {int(counts[worst])} examples, fewer than the {int(quota[worst])} that size={size} asks of "
+            f'each class ({len(short)} such classes). Pass balance="proportional" to the strategy, or a smaller size.'
+        )
+    return quota
+
+
+def draw_pools(
+    labels: Tensor, size: int, *, keep: int, pool_size: int, balance: str, generator: torch.Generator
+) -> list[Pool]:
+    """Deals random examples into `ceil(size / keep)` pools of about `pool_size` candidates, of which `keep` stay.
+
+    No example is in two pools, so nothing is looked at twice in one selection. Each pool holds every class in equal
+    number, or, with more classes than `keep`, a random `keep` of them in turn.
+    """
+    quota = quotas(labels, size, balance, generator)
+    counts = torch.bincount(labels, minlength=len(quota))
+    candidates = torch.minimum(counts, (quota.double() * pool_size / keep).round().long()).maximum(quota)
+    n_pools = -(-size // keep)
+    # Tickets, one for each example to keep, dealt class by class in rounds: cutting the row into pools balances them.
+    classes = torch.repeat_interleave(torch.arange(len(quota)), quota)
+    turn = torch.cat([torch.arange(int(q)) for q in quota]) if size else torch.empty(0, dtype=torch.int64)
+    dealt = torch.argsort(turn.double() + torch.rand(size, generator=generator, dtype=torch.float64))
+    pool_of = torch.empty(size, dtype=torch.int64)
+    pool_of[dealt] = torch.arange(size) * n_pools // size
+    cells, kept = torch.unique(torch.stack([classes, pool_of]), dim=1, return_counts=True)  # sorted by class, then pool
+    before = torch.cumsum(kept, 0) - kept
+    first_of_class = (torch.cumsum(quota, 0) - quota)[cells[0]]
+    take, need = candidates[cells[0]], quota[cells[0]].clamp(min=1)
+    start = (before - first_of_class) * take // need
+    stop = (before - first_of_class + kept) * take // need
+    shuffled = torch.randperm(len(labels), generator=generator)
+    by_class = shuffled[torch.argsort(labels[shuffled], stable=True)]
+    class_start = (torch.cumsum(counts, 0) - counts)[cells[0]]
+    stands_for = counts[cells[0]].double() / take.double()
+    pools: list[Pool] = []
+    order = torch.argsort(cells[1], stable=True)
+    for pool_cells in order.split(torch.bincount(cells[1], minlength=n_pools).tolist()):
+        slices = [
+            by_class[int(class_start[c] + start[c]) : int(class_start[c] + stop[c])] for c in pool_cells.tolist()
+        ]
+        lengths = torch.tensor([0] + [len(s) for s in slices])
+        pools.append(Pool(torch.cat(slices), torch.cumsum(lengths, 0), kept[pool_cells], stands_for[pool_cells]))
+    return pools

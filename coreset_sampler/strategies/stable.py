@@ -1,0 +1,137 @@
+"""Stable coresets: examples whose gradients stand for the rest, also around the current weights."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..coreset import Coreset
+from ..facility_location import cover_groups
+from ..posterior import SphericalGaussian
+from ..types import Posterior, Strategy, View
+from .pools import Pool, draw_pools
+
+_ROWS_AT_ONCE = 4096  # candidates whose gradients are in memory together
+
+
+def stable(
+    *,
+    posterior: Posterior | None = None,
+    draws: int = 4,
+    pool_size: int = 500,
+    keep: int = 128,
+    per_class: bool = True,
+    root_mean_square: bool = False,
+    balance: str = "equal",
+    believed: float = 1.0,
+) -> Strategy:
+    r"""Keeps the examples whose gradients cover those of all candidates under draws of the posterior.
+
+    For each random pool $V$ of about `pool_size` candidates, `keep` of them minimise greedily
+    $\sum_{i \in V} \min_{j \in S} \mathbb E_\delta \lVert g_j(w + \delta) - g_i(w + \delta) \rVert$ with
+    $g = \mathrm{softmax}(\text{logits}) - \mathrm{onehot}(y)$ (Chang and Khanna, 2025). The expectation is the mean over
+    `draws` draws of the posterior (default: `SphericalGaussian(0.1, "norm")`), which serve all pools of a selection.
+
+    Within a pool each class is covered by its own examples, or with `per_class=False` all by all. `root_mean_square`
+    takes the root of the mean square over draws for the mean, as the authors' code does. `balance="proportional"` keeps
+    classes in proportion to their size instead of in equal number. `believed` below 1 first sets aside, in each class of
+    a pool, the candidates whose label the posterior finds least likely, and keeps that share of them.
+
+    Cost: `size * pool_size / keep` candidates through the model, `draws` times each less what the draws share.
+    """
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    if not 1 <= keep <= pool_size:
+        raise ValueError(f"keep must be between 1 and pool_size={pool_size}, got {keep}")
+    if not 0 < believed <= 1:
+        raise ValueError(f"believed must be in (0, 1], the share of candidates to believe, got {believed}")
+    return partial(
+        cover_pools,
+        posterior=SphericalGaussian() if posterior is None else posterior,
+        draws=draws,
+        pool_size=pool_size,
+        keep=keep,
+        per_class=per_class,
+        root_mean_square=root_mean_square,
+        balance=balance,
+        believed=believed,
+    )
+
+
+def cover_pools(
+    view: View,
+    size: int,
+    generator: torch.Generator,
+    *,
+    posterior: Posterior,
+    draws: int,
+    pool_size: int,
+    keep: int,
+    per_class: bool,
+    root_mean_square: bool,
+    balance: str,
+    believed: float,
+) -> Coreset:
+    """The selection itself: pools, draws, gradients, facility location; pools are shared out over processes."""
+    keep = min(keep, size)
+    pools = draw_pools(view.labels, size, keep=keep, pool_size=pool_size, balance=balance, generator=generator)
+    samples = posterior.draw(view, draws, generator)
+    parts: list[tuple[Coreset, float, int]] = []
+    waiting = _together(view.mine(pools))
+    gradients = view.gradients((torch.cat([pool.indices for pool in some]) for some in waiting), samples)
+    for some, vectors in zip(waiting, gradients, strict=True):
+        pool = _joined(some, per_class)
+        if believed < 1:
+            pool, vectors = _most_believed(pool, vectors, view.labels, believed)
+        where, counts, cost = cover_groups(vectors, pool.starts, pool.sizes, rms=root_mean_square)
+        group = torch.repeat_interleave(torch.arange(len(pool.sizes)), pool.sizes)
+        coreset = Coreset(pool.indices[where], counts * pool.stands_for[group])
+        parts.append((coreset, float(cost.sum()), len(pool.indices)))
+    parts = view.gather(parts)
+    view.report(covering_cost=sum(cost for _, cost, _ in parts) / sum(rows for _, _, rows in parts))
+    coreset = Coreset.merge(part for part, _, _ in parts)
+    return Coreset(coreset.indices, coreset.weights * len(view.labels) / coreset.weights.sum())
+
+
+def _together(pools: list[Pool]) -> list[list[Pool]]:
+    """Whole pools in batches of about `_ROWS_AT_ONCE` candidates."""
+    batches: list[list[Pool]] = []
+    rows = _ROWS_AT_ONCE
+    for pool in pools:
+        if rows >= _ROWS_AT_ONCE:
+            batches.append([])
+            rows = 0
+        batches[-1].append(pool)
+        rows += len(pool.indices)
+    return batches
+
+
+def _joined(pools: list[Pool], per_class: bool) -> Pool:
+    """Several pools as one list of groups: a class of a pool each, or a pool each."""
+    lengths = torch.cat([pool.starts.diff() for pool in pools])
+    sizes = torch.cat([pool.sizes for pool in pools])
+    stands_for = torch.cat([pool.stands_for for pool in pools])
+    if not per_class:
+        lengths = torch.tensor([len(pool.indices) for pool in pools])
+        sizes = torch.stack([pool.sizes.sum() for pool in pools])
+        stands_for = torch.ones(len(pools), dtype=torch.float64)
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(lengths, 0)])
+    return Pool(torch.cat([pool.indices for pool in pools]), starts, sizes, stands_for)
+
+
+def _most_believed(pool: Pool, vectors: Tensor, labels: Tensor, share: float) -> tuple[Pool, Tensor]:
+    """The candidates of each group whose own label is likeliest under the draws, and their gradients."""
+    own = labels[pool.indices]
+    belief = 1 + vectors[:, torch.arange(len(own)), own].mean(0)  # the gradient at the label is p(label) - 1
+    lengths = pool.starts.diff()
+    group = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    order = torch.argsort(belief, descending=True, stable=True)
+    order = order[torch.argsort(group[order], stable=True)]
+    kept = torch.maximum((lengths * share).ceil().long(), pool.sizes)
+    rank = torch.arange(len(own)) - pool.starts[:-1][group]
+    chosen = order[rank < kept[group]].sort().values
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(kept, 0)])
+    stands_for = pool.stands_for * lengths / kept
+    return Pool(pool.indices[chosen], starts, pool.sizes, stands_for), vectors[:, chosen]

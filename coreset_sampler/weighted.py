@@ -1,0 +1,60 @@
+"""Hands a coreset's weights to the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class WeightedIndex(int):
+    """An index that carries its weight, through worker processes and frameworks that know of neither."""
+
+    weight: float
+
+    def __new__(cls, index: int, weight: float) -> WeightedIndex:
+        """An integer equal to `index` in every way."""
+        self = super().__new__(cls, index)
+        self.weight = weight
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WeightedIndex, (int(self), self.weight)
+
+
+class Weighted(Dataset[Any]):
+    """A data set whose examples end in their weight: `(x, y, weight)`, or a `"weight"` entry where they are dicts.
+
+    The weight is 1 for a plain index and the coreset's, scaled to mean 1, for one that comes from
+    `CoresetSampler(..., weights="loss")`.
+    """
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        return _with_weight(self.dataset[int(index)], index)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        if not hasattr(self.dataset, "__getitems__"):
+            return [self[index] for index in indices]
+        items = self.dataset.__getitems__([int(index) for index in indices])
+        return [_with_weight(item, index) for item, index in zip(items, indices, strict=True)]
+
+
+def _with_weight(item: Any, index: int) -> Any:
+    weight: Tensor = torch.tensor(getattr(index, "weight", 1.0), dtype=torch.float32)
+    if isinstance(item, Mapping):
+        return {**item, "weight": weight}
+    if isinstance(item, (tuple, list)):
+        return (*item, weight)
+    raise TypeError(
+        f"Weighted adds a weight to examples that are tuples or dicts, got {type(item).__name__}; "
+        "let the data set return (x, y)"
+    )
