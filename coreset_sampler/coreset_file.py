@@ -1,0 +1,115 @@
+"""Our file format: a `.safetensors` file whose metadata say what the tensors are. See docs/file_format.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+FORMAT = "coreset_sampler"
+VERSION = 1
+_LONGEST_HEADER = 100_000_000  # what safetensors itself accepts
+
+
+class CoresetFileError(ValueError):
+    """A file that cannot be read as a coreset; the message says which file and why."""
+
+
+def write(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], description: Mapping[str, Any]
+) -> None:
+    """Writes beside the target, flushes, then renames: readers see the old file or the new, never half."""
+    path = Path(path)
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "coreset": json.dumps(description, allow_nan=False),
+    }
+    content = safetensors.torch.save({name: t.cpu().contiguous() for name, t in tensors.items()}, metadata)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _flush_folder(path.parent)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and their description."""
+    path = Path(path)
+    header = _header(path)
+    metadata = header.get("__metadata__", {})
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise CoresetFileError(
+            f"{path} is a safetensors file, but not a coreset of ours: it lacks our metadata"
+        )
+    version = metadata.get("version", "")
+    if not version.isdigit():
+        raise CoresetFileError(f"{path} is damaged: format version {version!r} is not a number")
+    if int(version) > VERSION:
+        raise CoresetFileError(
+            f"{path} is newer than this coreset_sampler: it has format version {version}, and versions up to "
+            f"{VERSION} can be read here. Upgrade: pip install -U coreset-sampler"
+        )
+    try:
+        description = json.loads(metadata["coreset"])
+        tensors = safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise CoresetFileError(f"{path} is damaged: {error}") from error
+    # copies, because safetensors maps the file, and a map dies with a file cut short later
+    return {name: tensor.clone() for name, tensor in tensors.items()}, description
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The JSON header, after checking that the file is as long as it says."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        start = file.read(9)
+        length = int.from_bytes(start[:8], "little")
+        looks_ours = start[8:] == b"{" and length <= _LONGEST_HEADER
+        if not looks_ours and size > 0:
+            raise CoresetFileError(
+                f"{path} is foreign: not a safetensors file. For what others published: "
+                f"read_published({str(path)!r})"
+            )
+        if size < 8 + length or not looks_ours:
+            raise CoresetFileError(
+                f"{path} is truncated: its header alone has {8 + length} bytes, the file {size}"
+            )
+        file.seek(8)
+        try:
+            header = json.loads(file.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            promised = 8 + length + max(ends, default=0)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            raise CoresetFileError(
+                f"{path} is foreign or damaged: its safetensors header is unreadable"
+            ) from error
+    if size < promised:
+        raise CoresetFileError(f"{path} is truncated: its tensors need {promised} bytes, the file has {size}")
+    return header
+
+
+def _flush_folder(folder: Path) -> None:
+    """Makes the rename itself survive a power cut, where folders can be opened (not on Windows)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,166 @@
+"""Opens `.pt` files for tensors, numbers and plain containers; everything else in them is refused and named.
+
+A `.pt` file is a zip of raw tensor data and one pickle, and a pickle is a program. We list what the program
+wants to import before anything runs; then torch's restricted interpreter (`weights_only=True`) runs the rest.
+"""
+
+from __future__ import annotations
+
+import pickle
+import pickletools
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..coreset_file import CoresetFileError
+
+_NUMBERS = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_ALLOWED = {f"torch {number}Storage" for number in _NUMBERS} | {
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_parameter",
+    "collections OrderedDict",
+    "numpy dtype",
+    "numpy.core.multiarray scalar",
+    "numpy._core.multiarray scalar",
+    "_codecs encode",
+}
+
+
+def load(path: Path) -> Any:
+    """What the file holds. Raises `CoresetFileError` if that is not only data."""
+    program = _program(path)
+    _check_imports(path, program)
+    stand_ins: list[Any] = [(_Dtype, "numpy.dtype")]
+    stand_ins += [(_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    try:
+        with torch.serialization.safe_globals(stand_ins):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        KeyError,
+        EOFError,
+        IndexError,
+    ) as error:
+        reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
+        raise CoresetFileError(f"{path} is refused or damaged: {reason}") from error
+    _check_sizes(path, content)
+    return content
+
+
+def refuse_bare_pickle(path: Path) -> None:
+    """Always raises, naming what the pickle would have imported."""
+    program = path.read_bytes()
+    _check_imports(path, program)
+    raise CoresetFileError(
+        f"{path} is refused: a bare pickle, or torch.save's format of before 2020. If you trust it: "
+        f"torch.save(torch.load({path.name!r}, weights_only=True), 'new.pt')"
+    )
+
+
+def _program(path: Path) -> bytes:
+    """The pickle in the zip, once the zip is known to hold no more than its own size."""
+    size = path.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                raise CoresetFileError(
+                    f"{path} is refused: torch never compresses, this zip is compressed (a zip bomb?)"
+                )
+            if sum(entry.file_size for entry in entries) > size:
+                raise CoresetFileError(
+                    f"{path} is refused: its zip entries claim more bytes than the file's {size}"
+                )
+            names = [
+                e.filename for e in entries if e.filename.endswith("/data.pkl") or e.filename == "data.pkl"
+            ]
+            if len(names) != 1:
+                raise CoresetFileError(f"{path} is a zip, but neither of torch.save nor of numpy.savez")
+            return archive.read(names[0])
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError) as error:
+        raise CoresetFileError(f"{path} is truncated or damaged: {error}") from error
+
+
+def _check_imports(path: Path, program: bytes) -> None:
+    for name in _imports(path, program):
+        if name not in _ALLOWED:
+            raise CoresetFileError(
+                f"{path} is refused: it would import {name.replace(' ', '.')}, and only tensors, numpy "
+                "scalars and plain containers are unpickled. Nothing of it has been run."
+            )
+
+
+def _imports(path: Path, program: bytes) -> Iterator[str]:
+    """`module name` of every global in the pickle, without running it."""
+    recent: list[str] = []
+    try:
+        for opcode, argument, _ in pickletools.genops(program):
+            if opcode.name in ("GLOBAL", "INST"):
+                yield str(argument)
+            elif opcode.name == "STACK_GLOBAL":
+                yield " ".join(recent[-2:]) or "a computed name"
+            elif isinstance(argument, str) and "UNICODE" in opcode.name:
+                recent.append(argument)
+    except ValueError as error:
+        raise CoresetFileError(f"{path} is truncated or damaged: {error}") from error
+
+
+def _check_sizes(path: Path, content: Any) -> None:
+    """Refuses tensors with more elements than stored: a view of one number could fill any memory."""
+    size = path.stat().st_size
+    for tensor in tensors_in(content):
+        needed, held = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
+        if needed > held or held > size:
+            raise CoresetFileError(
+                f"{path} is refused: a tensor of shape {tuple(tensor.shape)} claims {needed} bytes, "
+                f"the file holds {min(held, size)} for it"
+            )
+
+
+def tensors_in(content: Any) -> Iterator[Tensor]:
+    """Every tensor in nested containers, each container visited once."""
+    seen: set[int] = set()
+    waiting = [content]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+
+
+class _Dtype:
+    """Stands in for numpy.dtype while unpickling: keeps a plain number's code and byte order."""
+
+    def __init__(self, code: str, *_: Any) -> None:
+        if (
+            code not in ("b1", *(f"{kind}{width}" for kind in "iuf" for width in (1, 2, 4, 8)))
+            or code == "f1"
+        ):
+            raise pickle.UnpicklingError(f"numpy dtype {code!r} is not a plain number")
+        self.code, self.order = code, "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        order = state[1]
+        self.order = order if order in ("<", ">") else "="
+
+
+def _scalar(dtype: _Dtype, data: bytes | str) -> float | int | bool:
+    """A numpy scalar as a plain Python number."""
+    if not isinstance(dtype, _Dtype):
+        raise pickle.UnpicklingError("numpy scalar without a plain dtype")
+    raw = data.encode("latin1") if isinstance(data, str) else data
+    values = np.frombuffer(raw, np.dtype(dtype.order + dtype.code))
+    if len(values) != 1:
+        raise pickle.UnpicklingError(f"numpy scalar of {len(values)} values")
+    number: float | int | bool = values[0].item()
+    return number
