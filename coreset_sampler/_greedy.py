@@ -1,0 +1,358 @@
+"""Greedy facility location in numba: the loops behind `facility_location.py`.
+
+Every path sums in float64 and in one order, so that all of them see the same numbers: element `i` goes to
+lane `i % LANES` of segment `i // SEGMENT`; lanes add up step by step within a segment, segments one after the
+other, and the lanes by halving. A sum in a fixed order never grows when one of its terms shrinks, rounding
+included. So a gain computed earlier bounds today's exactly, and lazy evaluation picks what evaluating every
+candidate would, ties and all.
+
+The kernels release the GIL and start no threads of their own: callers split rows or groups over plain Python
+threads, which survives `fork` and concurrent callers, as numba's thread pools do not.
+"""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+LANES = 32
+SEGMENT = 1024
+SCRATCH_ROWS = 2048  # a group up to this size holds its own matrix: 16 MiB in float32
+
+NEAR = 256  # a candidate with at most this many entries left that count keeps them in a list
+
+
+class Rows(NamedTuple):
+    """Where row `j` of an `(n, n)` distance matrix comes from.
+
+    Either it lies in memory at `flat[j * stride : j * stride + n]`, or `stride` is 0 and it is computed from
+    `points` `(draws, d, n)`: the mean over draws of Euclidean norms, or their root mean square.
+    """
+
+    n: int
+    flat: np.ndarray
+    stride: int
+    points: np.ndarray
+    rms: bool
+
+
+@njit(nogil=True, cache=True)
+def distances_to(points, j, rms, out):
+    """Fills `out` `(n,)` with the distances to point `j`, by differences: duplicates are at exactly 0."""
+    draws, dims, n = points.shape
+    squares = np.empty(SEGMENT, points.dtype)
+    for start in range(0, n, SEGMENT):  # a segment stays in the first-level cache
+        part = out[start : start + SEGMENT]
+        width = part.shape[0]
+        part[:] = 0
+        for s in range(draws):
+            if not rms or s == 0:
+                squares[:width] = 0
+            k = 0
+            while (
+                k + 4 <= dims
+            ):  # four at a time spares loads and stores; the order of the sum stays the same
+                a, b = points[s, k, start : start + width], points[s, k + 1, start : start + width]
+                c, d = points[s, k + 2, start : start + width], points[s, k + 3, start : start + width]
+                at, bt, ct, dt = (
+                    points[s, k, j],
+                    points[s, k + 1, j],
+                    points[s, k + 2, j],
+                    points[s, k + 3, j],
+                )
+                for i in range(width):
+                    p, q, r, t = a[i] - at, b[i] - bt, c[i] - ct, d[i] - dt
+                    squares[i] = (((squares[i] + p * p) + q * q) + r * r) + t * t
+                k += 4
+            while k < dims:
+                a, at = points[s, k, start : start + width], points[s, k, j]
+                for i in range(width):
+                    p = a[i] - at
+                    squares[i] += p * p
+                k += 1
+            if not rms:
+                for i in range(width):
+                    part[i] += np.sqrt(squares[i])
+        for i in range(width):
+            part[i] = (
+                np.sqrt(squares[i] / part.dtype.type(draws)) if rms else part[i] / part.dtype.type(draws)
+            )
+
+
+@njit(nogil=True, cache=True)
+def row_of(rows, j, buffer):
+    """Row `j`: a view where the matrix is in memory, else computed into `buffer`."""
+    if rows.stride > 0:
+        return rows.flat[j * rows.stride : j * rows.stride + rows.n]
+    distances_to(rows.points, j, rows.rms, buffer)
+    return buffer
+
+
+@njit(nogil=True, cache=True)
+def buffer_for(rows):
+    """Room for one computed row; none where the matrix is in memory."""
+    return np.empty(0 if rows.stride > 0 else rows.n, rows.flat.dtype)
+
+
+@njit(nogil=True, cache=True)
+def halve(lanes):
+    """The sum of the lanes, by halving."""
+    width = LANES // 2
+    while width:
+        for k in range(width):
+            lanes[k] += lanes[k + width]
+        width //= 2
+    return lanes[0]
+
+
+@njit(nogil=True, cache=True)
+def gain(row, least, lanes, part):
+    """How much the covering cost falls when the candidate with this row joins: sum of max(0, least - row)."""
+    lanes[:] = 0
+    for start in range(0, row.shape[0], SEGMENT):
+        new, old = row[start : start + SEGMENT], least[start : start + SEGMENT]
+        full = new.shape[0] // LANES * LANES
+        part[:] = 0
+        for step in range(new.shape[0] // LANES):
+            for k in range(LANES):
+                i = np.uint64(step) * np.uint64(LANES) + np.uint64(
+                    k
+                )  # unsigned: no wrap-around, so it vectorises
+                less = np.float64(old[i]) - np.float64(new[i])
+                part[k] += less if less > 0 else 0.0
+        for i in range(full, new.shape[0]):
+            less = np.float64(old[i]) - np.float64(new[i])
+            part[i - full] += less if less > 0 else 0.0
+        for k in range(LANES):
+            lanes[k] += part[k]
+    return halve(lanes)
+
+
+@njit(nogil=True, cache=True)
+def total(row, lanes, part, below):
+    """The sum of a row; negative entries are also added to `below` `(LANES,)`, which else stays 0."""
+    lanes[:] = 0
+    for start in range(0, row.shape[0], SEGMENT):
+        new = row[start : start + SEGMENT]
+        full = new.shape[0] // LANES * LANES
+        part[:] = 0
+        for step in range(new.shape[0] // LANES):
+            for k in range(LANES):
+                value = np.float64(new[np.uint64(step) * np.uint64(LANES) + np.uint64(k)])
+                part[k] += value
+                below[k] += value if value < 0 else 0.0
+        for i in range(full, new.shape[0]):
+            value = np.float64(new[i])
+            part[i - full] += value
+            below[i - full] += value if value < 0 else 0.0
+        for k in range(LANES):
+            lanes[k] += part[k]
+    return halve(lanes)
+
+
+@njit(nogil=True, cache=True)
+def row_totals(rows, begin, end, out):
+    """Sums rows `begin:end` into `out`; false if one of them holds a negative or non-finite entry."""
+    lanes, part, below, buffer = np.empty(LANES), np.empty(LANES), np.zeros(LANES), buffer_for(rows)
+    sound = True
+    for j in range(begin, end):
+        out[j] = total(row_of(rows, j, buffer), lanes, part, below)
+        sound = sound and np.isfinite(out[j])
+    return sound and below.min() == 0
+
+
+@njit(nogil=True, cache=True)
+def row_gains(rows, begin, end, least, out):
+    """The gains of candidates `begin:end` into `out`."""
+    lanes, part, buffer = np.empty(LANES), np.empty(LANES), buffer_for(rows)
+    for j in range(begin, end):
+        out[j] = gain(row_of(rows, j, buffer), least, lanes, part)
+
+
+@njit(nogil=True, cache=True)
+def sift(heap, length, top, gains):
+    """Restores the heap below `top`: the largest gain first, among equals the lowest index."""
+    item = heap[top]
+    while True:
+        child = 2 * top + 1
+        if child >= length:
+            break
+        left, right = heap[child], heap[min(child + 1, length - 1)]
+        if gains[right] > gains[left] or (gains[right] == gains[left] and right < left):
+            child += 1
+            left = right
+        if gains[item] > gains[left] or (gains[item] == gains[left] and item < left):
+            break
+        heap[top] = left
+        top = child
+    heap[top] = item
+
+
+@njit(nogil=True, cache=True)
+def near(row, least, flags, where, what):
+    """Lists the entries with row < least in `where` and `what`; their number, or -1 if they do not fit."""
+    found = 0
+    eights = flags.view(np.uint64)
+    for start in range(0, row.shape[0], SEGMENT):
+        new, old = row[start : start + SEGMENT], least[start : start + SEGMENT]
+        flags[new.shape[0] :] = 0
+        for k in range(new.shape[0]):  # vectorises, unlike the copying below; most flags are 0
+            flags[k] = np.uint8(new[k] < old[k])
+        for block in range(SEGMENT // 8):
+            if eights[block] != 0:
+                for k in range(8 * block, 8 * block + 8):
+                    if flags[k]:
+                        if found == where.shape[0]:
+                            return -1
+                        where[found], what[found] = start + k, new[k]
+                        found += 1
+    return found
+
+
+@njit(nogil=True, cache=True)
+def near_gain(where, what, found, least, lanes, part):
+    """`gain` from the list that `near` wrote, bit for bit; entries that no longer count leave the list."""
+    lanes[:] = 0
+    part[:] = 0
+    segment, kept = 0, 0
+    for e in range(found):
+        i, value = where[e], what[e]
+        if i // SEGMENT != segment:
+            segment = i // SEGMENT
+            for k in range(LANES):
+                lanes[k] += part[k]
+            part[:] = 0
+        less = np.float64(least[i]) - np.float64(value)
+        if less > 0:
+            part[i % LANES] += less
+            where[kept], what[kept] = i, value
+            kept += 1
+    for k in range(LANES):
+        lanes[k] += part[k]
+    return halve(lanes), kept
+
+
+@njit(nogil=True, cache=True)
+def lazy(rows, first, least, gains, picks, weights):
+    """Fills `picks` and `weights` `(size,)`, given the first pick, its row and every gain over it.
+
+    Returns the covering cost and how many whole rows it read. An entry that adds nothing to a gain never will
+    again, so a candidate with few that do keeps a list of them, and its row is not read any more. An example
+    belongs to the earliest of its nearest picks.
+    """
+    n, size = rows.n, picks.shape[0]
+    lanes, part, buffer = np.empty(LANES), np.empty(LANES), buffer_for(rows)
+    nearest, fresh, found = np.zeros(n, np.int64), np.ones(n, np.int64), np.full(n, -1, np.int64)
+    room = min(NEAR, n // 32)
+    where, what = np.empty((n, room), np.int32), np.empty((n, room), least.dtype)
+    flags, heap = np.empty(SEGMENT, np.uint8), np.empty(n, np.int64)
+    length, read, moved = 0, 0, n
+    for j in range(n):
+        if j != first:
+            heap[length] = j
+            length += 1
+    for top in range(length // 2 - 1, -1, -1):
+        sift(heap, length, top, gains)
+    picks[0] = first
+    for count in range(1, size):
+        while fresh[heap[0]] < count and gains[heap[0]] > 0:
+            j = heap[0]
+            if found[j] < 0:
+                row = row_of(rows, j, buffer)
+                gains[j] = gain(row, least, lanes, part)
+                if moved <= room:  # candidates near the top have about as many entries as the last pick had
+                    found[j] = near(row, least, flags, where[j], what[j])
+                read += 1
+            else:
+                gains[j], found[j] = near_gain(where[j], what[j], found[j], least, lanes, part)
+            fresh[j] = count
+            sift(heap, length, 0, gains)
+        j = heap[0]
+        picks[count] = j
+        if found[j] < 0:
+            row = row_of(rows, j, buffer)
+            read += 1
+            moved = 0
+            for i in range(n):
+                if row[i] < least[i]:
+                    least[i] = row[i]
+                    nearest[i] = count
+                    moved += 1
+        else:
+            moved = found[j]
+            for e in range(found[j]):
+                if what[j, e] < least[where[j, e]]:
+                    least[where[j, e]] = what[j, e]
+                    nearest[where[j, e]] = count
+        length -= 1
+        heap[0] = heap[length]
+        sift(heap, length, 0, gains)
+    weights[:] = 0
+    for i in range(n):
+        weights[nearest[i]] += 1
+    return total(least, lanes, part, np.zeros(LANES)), read
+
+
+@njit(nogil=True, cache=True)
+def greedy(rows, picks, weights):
+    """One whole selection on this thread; returns the covering cost, or NaN if an entry is not a distance."""
+    sums = np.empty(rows.n)
+    if not row_totals(rows, 0, rows.n, sums):
+        return np.nan
+    first = np.argmin(sums)
+    least = row_of(rows, first, buffer_for(rows)).copy()
+    if picks.shape[0] > 1:
+        row_gains(rows, 0, rows.n, least, sums)
+    return lazy(rows, first, least, sums, picks, weights)[0]
+
+
+@njit(nogil=True, cache=True)
+def greedy_pools(flat, begin, end, n, stride, pool_stride, nothing, picks, weights, costs):
+    """Selects in pools `begin:end` of a `(pools, n, n)` stack."""
+    for p in range(begin, end):
+        rows = Rows(n, flat[p * pool_stride :], stride, nothing, False)
+        costs[p] = greedy(rows, picks[p], weights[p])
+
+
+@njit(nogil=True, cache=True)
+def fill(points, rms, begin, end, out):
+    """Distances `(P, n, n)` of `points` `(P, draws, d, n)`: rows `begin:end`, counted through all pools."""
+    n = out.shape[1]
+    for row in range(begin, end):
+        distances_to(points[row // n], row % n, rms, out[row // n, row % n])
+
+
+@njit(nogil=True, cache=True)
+def greedy_groups(vectors, starts, offsets, begin, end, rms, picks, weights, costs):
+    """Selects in groups `begin:end`: rows `starts[g]:starts[g + 1]` of `vectors` `(draws, n, d)`.
+
+    Group `g` fills `picks[offsets[g]:offsets[g + 1]]`. One scratch matrix serves all groups that fit it.
+    """
+    draws, _, dims = vectors.shape
+    widest, largest = 0, 0
+    for g in range(begin, end):
+        n = starts[g + 1] - starts[g]
+        largest = max(largest, n)
+        if n <= SCRATCH_ROWS:
+            widest = max(widest, n)
+    matrix = np.empty(widest * widest, vectors.dtype)
+    room = np.empty(draws * dims * largest, vectors.dtype)
+    for g in range(begin, end):
+        n = starts[g + 1] - starts[g]
+        points = room[: draws * dims * n].reshape(draws, dims, n)
+        for s in range(draws):
+            for i in range(n):
+                for k in range(dims):
+                    points[s, k, i] = vectors[s, starts[g] + i, k]
+        stride = n if n <= SCRATCH_ROWS else 0
+        if stride > 0:
+            for j in range(n):
+                distances_to(points, j, rms, matrix[j * n : (j + 1) * n])
+        rows = Rows(n, matrix, stride, points, rms)
+        here = picks[offsets[g] : offsets[g + 1]]
+        costs[g] = greedy(rows, here, weights[offsets[g] : offsets[g + 1]])
+        here += starts[g]
