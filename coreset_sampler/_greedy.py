@@ -240,9 +240,9 @@ def near_gain(where, what, found, least, lanes, part):
 def lazy(rows, first, least, gains, picks, weights):
     """Fills `picks` and `weights` `(size,)`, given the first pick, its row and every gain over it.
 
-    Returns the covering cost and how many whole rows it read. An entry that adds nothing to a gain never will
-    again, so a candidate with few that do keeps a list of them, and its row is not read any more. An example
-    belongs to the earliest of its nearest picks.
+    Returns the covering cost, how many whole rows it read and how many gains it computed. An entry that adds
+    nothing to a gain never will again, so a candidate with few that do keeps a list of them, and its row is
+    not read any more. An example belongs to the earliest of its nearest picks.
     """
     n, size = rows.n, picks.shape[0]
     lanes, part, buffer = np.empty(LANES), np.empty(LANES), buffer_for(rows)
@@ -250,7 +250,7 @@ def lazy(rows, first, least, gains, picks, weights):
     room = min(NEAR, n // 32)
     where, what = np.empty((n, room), np.int32), np.empty((n, room), least.dtype)
     flags, heap = np.empty(SEGMENT, np.uint8), np.empty(n, np.int64)
-    length, read, moved = 0, 0, n
+    length, read, computed, moved = 0, 0, 0, n
     for j in range(n):
         if j != first:
             heap[length] = j
@@ -264,12 +264,15 @@ def lazy(rows, first, least, gains, picks, weights):
             if found[j] < 0:
                 row = row_of(rows, j, buffer)
                 gains[j] = gain(row, least, lanes, part)
-                if moved <= room:  # candidates near the top have about as many entries as the last pick had
+                if (
+                    moved <= 2 * room
+                ):  # candidates near the top have about as many entries as the last pick had
                     found[j] = near(row, least, flags, where[j], what[j])
                 read += 1
             else:
                 gains[j], found[j] = near_gain(where[j], what[j], found[j], least, lanes, part)
             fresh[j] = count
+            computed += 1
             sift(heap, length, 0, gains)
         j = heap[0]
         picks[count] = j
@@ -294,7 +297,7 @@ def lazy(rows, first, least, gains, picks, weights):
     weights[:] = 0
     for i in range(n):
         weights[nearest[i]] += 1
-    return total(least, lanes, part, np.zeros(LANES)), read
+    return total(least, lanes, part, np.zeros(LANES)), read, computed
 
 
 @njit(nogil=True, cache=True)

@@ -23,8 +23,6 @@ from .coreset import Coreset
 if TYPE_CHECKING:
     from ._greedy import Rows
 
-_BLOCK = 1 << 24  # numbers that one step of the torch path holds at a time
-
 
 def facility_location(distances: Tensor | np.ndarray, size: int) -> Coreset:
     r"""Keeps the rows whose neighbourhoods cover all others best.
@@ -44,7 +42,7 @@ def facility_location(distances: Tensor | np.ndarray, size: int) -> Coreset:
     if _on_accelerator(matrix):
         return Coreset(*_lazy_torch(matrix.__getitem__, size, matrix, "distances")[:2])
     matrix = _rows_contiguous(matrix)
-    picks, weights, _ = _greedy_rows(_rows_of(matrix), size, "distances")
+    picks, weights = _greedy_rows(_rows_of(matrix), size, matrix, "distances")
     return Coreset(picks, weights)
 
 
@@ -97,7 +95,7 @@ def cover(vectors: Tensor | np.ndarray, size: int, *, rms: bool = False) -> Core
         rows = _rows_of(matrix)
     else:
         rows = _greedy.Rows(n, np.empty(0, points.dtype), 0, points, rms)
-    picks, weights, _ = _greedy_rows(rows, size, "vectors")
+    picks, weights = _greedy_rows(rows, size, draws, "vectors")
     return Coreset(picks, weights)
 
 
@@ -160,7 +158,7 @@ def _filled(points: np.ndarray, rms: bool) -> np.ndarray:
     return out
 
 
-def _greedy_rows(rows: Rows, size: int, argument: str) -> tuple[Tensor, Tensor, float]:
+def _greedy_rows(rows: Rows, size: int, values: Tensor, argument: str) -> tuple[Tensor, Tensor]:
     """One selection, its two whole sweeps over the rows split between threads."""
     from . import _greedy
 
@@ -169,15 +167,14 @@ def _greedy_rows(rows: Rows, size: int, argument: str) -> tuple[Tensor, Tensor, 
     work = np.full(n, n if rows.stride else n * rows.points.shape[0] * rows.points.shape[1])
     _split(lambda begin, end: sound.append(_greedy.row_totals(rows, begin, end, sums)), work)
     if not all(sound):
-        values = rows.flat if rows.stride else rows.points
-        raise _not_distances(argument, torch.from_numpy(values))
+        raise _not_distances(argument, values)
     first = int(sums.argmin())
     least = np.array(_greedy.row_of(rows, first, _greedy.buffer_for(rows)))
     if size > 1:
         _split(lambda begin, end: _greedy.row_gains(rows, begin, end, least, sums), work)
     picks, weights = np.empty(size, np.int64), np.empty(size)
-    cost, _ = _greedy.lazy(rows, first, least, sums, picks, weights)
-    return torch.from_numpy(picks), torch.from_numpy(weights), cost
+    _greedy.lazy(rows, first, least, sums, picks, weights)
+    return torch.from_numpy(picks), torch.from_numpy(weights)
 
 
 def _lazy_torch(
@@ -332,11 +329,11 @@ def _not_distances(argument: str, values: Tensor) -> ValueError:
             f"vectors must be small enough for their squares to fit {values.dtype}, got entries up to "
             f"{largest:.3g}; scale them down or pass float64"
         )
-    for row in values.reshape(-1).split(_BLOCK):
-        bad = row[~(torch.isfinite(row) & (row >= 0))]
+    for some in values.flatten(0, -2).split(256):
+        bad = some[~(torch.isfinite(some) & (some >= 0))]
         if len(bad):
             return ValueError(
-                f"distances must be finite and non-negative, got {bad[0].item()}; "
+                f"distances must be finite and non-negative, got {bad[0].item():.6g}; "
                 "clamp rounding errors with .clamp(min=0), turn similarities s into distances s.max() - s"
             )
     return ValueError(
