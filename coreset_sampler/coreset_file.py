@@ -79,16 +79,13 @@ def _header(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         start = file.read(9)
         length = int.from_bytes(start[:8], "little")
-        looks_ours = start[8:] == b"{" and length <= _LONGEST_HEADER
-        if not looks_ours and size > 0:
+        if size >= 9 and (start[8:] != b"{" or length > _LONGEST_HEADER):
             raise CoresetFileError(
                 f"{path} is foreign: not a safetensors file. For what others published: "
                 f"read_published({str(path)!r})"
             )
-        if size < 8 + length or not looks_ours:
-            raise CoresetFileError(
-                f"{path} is truncated: its header alone has {8 + length} bytes, the file {size}"
-            )
+        if size < max(9, 8 + length):
+            raise CoresetFileError(f"{path} is truncated: {size} bytes are not even its header")
         file.seek(8)
         try:
             header = json.loads(file.read(length))

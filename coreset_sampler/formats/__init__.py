@@ -15,13 +15,17 @@ from .experts import is_buffer, read_experts
 from .published import Published, Reader
 from .source import Source
 
-__all__ = ["READERS", "Published", "Reader", "read_experts", "read_published"]
+__all__ = ["READERS", "PreprocessingUnknownError", "Published", "Reader", "read_experts", "read_published"]
 
 # In the order of asking: the particular before the general.
 READERS: dict[str, Reader] = {
     reader.name: reader
     for reader in (dc, mtt, datm, ddranking, kip, frepo, sre2l, rded, hf_dataset, image_folder, plain)
 }
+
+
+class PreprocessingUnknownError(CoresetFileError):
+    """The files do not say how their inputs were preprocessed; the message has the call to write."""
 
 
 def read_published(
@@ -50,7 +54,9 @@ def read_published(
             f"    read_published({str(path)!r}, target_kind='logits')  # or 'regression'"
         )
     if preprocessing is None and published.preprocessing is None:
-        raise ValueError(f"{path} does not say how its inputs were preprocessed. {published.ask}")
+        raise PreprocessingUnknownError(
+            f"{path} does not say how its inputs were preprocessed. {published.ask}"
+        )
     if preprocessing is not None:
         told = {key: value for key, value in published.provenance.items() if key != "preprocessing_from"}
         published = replace(

@@ -56,7 +56,7 @@ def load(path: Path) -> Any:
 
 
 def refuse_bare_pickle(path: Path) -> None:
-    """Always raises, naming what the pickle would have imported."""
+    """Always raises, naming what the pickle would have imported, if it is one."""
     program = path.read_bytes()
     _check_imports(path, program)
     raise CoresetFileError(
@@ -100,17 +100,23 @@ def _check_imports(path: Path, program: bytes) -> None:
 
 def _imports(path: Path, program: bytes) -> Iterator[str]:
     """`module name` of every global in the pickle, without running it."""
-    recent: list[str] = []
+    texts: list[str] = []
+    memo: dict[int, str] = {}
+    top = ""  # the text that the last instruction pushed
     try:
         for opcode, argument, _ in pickletools.genops(program):
             if opcode.name in ("GLOBAL", "INST"):
                 yield str(argument)
             elif opcode.name == "STACK_GLOBAL":
-                yield " ".join(recent[-2:]) or "a computed name"
-            elif isinstance(argument, str) and "UNICODE" in opcode.name:
-                recent.append(argument)
-    except ValueError as error:
-        raise CoresetFileError(f"{path} is truncated or damaged: {error}") from error
+                yield " ".join(texts[-2:]) or "a computed name"
+            elif opcode.name == "MEMOIZE" or opcode.name.endswith("PUT"):
+                memo[len(memo) if argument is None else int(argument)] = top
+                continue
+            pushed = memo.get(int(argument or 0), "") if opcode.name.endswith("GET") else argument
+            top = pushed if isinstance(pushed, str) and opcode.name not in ("GLOBAL", "INST") else ""
+            texts += [top] if top else []
+    except (ValueError, IndexError, EOFError) as error:
+        raise CoresetFileError(f"{path} is truncated, damaged or no data file at all: {error}") from error
 
 
 def _check_sizes(path: Path, content: Any) -> None:

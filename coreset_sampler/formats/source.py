@@ -46,14 +46,13 @@ def load(path: Path) -> Any:
         start = file.read(16)
     if start[:4] == b"PK\x03\x04":
         return safe_npz.load(path) if safe_npz.recognise(path) else safe_torch.load(path)
-    if start[:1] == b"\x80" or start[:3] in (b"ccl", b"cbu", b"cos", b"cpo") or start[:2] in (b"(d", b"(l"):
-        safe_torch.refuse_bare_pickle(path)
+    if start[4:9] == b"\0\0\0\0{":
+        raise CoresetFileError(
+            f"{path} is a safetensors file; for those of ours: load_coreset({str(path)!r})"
+        )
     if 0x81 <= start[0] <= 0x8F or start[0] in (0xDE, 0xDF):
         return safe_msgpack.load(path)
-    raise CoresetFileError(
-        f"{path} is neither a .pt, an .npz nor a flax checkpoint (or it is truncated at the start); "
-        "for files that coreset_sampler wrote: load_coreset(path)"
-    )
+    safe_torch.refuse_bare_pickle(path)
 
 
 def _describe(content: Any) -> str:
