@@ -1,0 +1,117 @@
+"""Synthetic coresets for Hugging Face: `Trainer`, image processors and `datasets`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..formats.hf_dataset import from_dataset, to_dataset
+from ..synthetic import SyntheticCoreset
+from .images import ImageConfig
+
+__all__ = ["for_huggingface", "from_hf", "to_hf"]
+
+_RESAMPLING = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+
+
+def to_hf(coreset: SyntheticCoreset) -> Any:
+    """A `datasets.Dataset` with columns `inputs` and `labels`; `from_hf` gives the coreset back equal."""
+    return to_dataset(coreset)
+
+
+def from_hf(dataset: Any) -> SyntheticCoreset:
+    """The coreset that `to_hf` made a dataset of, also after `save_to_disk` and `load_from_disk`."""
+    return from_dataset(dataset)
+
+
+def for_huggingface(
+    coreset: SyntheticCoreset, image_processor: Any, *, soft_labels: bool = False
+) -> Dataset[dict[str, Tensor]]:
+    """`{"pixel_values", "labels"}` for `Trainer`, sized and normalised once, as the processor does.
+
+    The processor is only read, never run: on images that are floats already it rescales without a word.
+
+    Models take labels that are no class numbers for a multi-label problem. Then pass `soft_labels=True` and
+    give the trainer the loss, `Trainer(..., compute_loss_func=train_set.compute_loss)`, or train on
+    `coreset.with_targets("hard")`.
+    """
+    if coreset.target_kind != "hard" and not soft_labels:
+        raise ValueError(
+            f"targets are {coreset.target_kind}: Hugging Face models take floats for a multi-label problem. "
+            "Pass for_huggingface(coreset, image_processor, soft_labels=True) with "
+            "Trainer(..., compute_loss_func=train_set.compute_loss), or use coreset.with_targets('hard')"
+        )
+    return _ForHuggingFace(coreset, _config(image_processor, coreset))
+
+
+class _ForHuggingFace(Dataset[dict[str, Tensor]]):
+    def __init__(self, coreset: SyntheticCoreset, config: ImageConfig) -> None:
+        self.pixels, self.targets, self.config = coreset.exact_pixels(), coreset.targets, config
+        self.loss = coreset.loss
+        config(self.pixels[0])  # an image that does not fit is an error now, not in a worker
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"pixel_values": self.config(self.pixels[index]), "labels": self.targets[index]}
+
+    def compute_loss(
+        self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """The coreset's own loss, in the form that `Trainer(compute_loss_func=...)` calls.
+
+        The trainer counts label entries over all accumulated batches and leaves dividing to this function.
+        """
+        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        total = self.loss(logits, labels, reduction="sum")
+        examples = (
+            len(labels) if num_items_in_batch is None else num_items_in_batch * len(labels) / labels.numel()
+        )
+        return total / examples
+
+    def set_transform(self, *_: Any, **__: Any) -> None:
+        """Refuses: a processor set here would work on images that are done."""
+        raise TypeError(
+            "for_huggingface's images are sized and normalised already; a transform would do it again"
+        )
+
+    with_transform = map = set_transform
+
+
+def _config(processor: Any, coreset: SyntheticCoreset) -> ImageConfig:
+    """What the processor's settings come to for the coreset's images."""
+    size = _size(processor.size, tuple(coreset.inputs.shape[-2:])) if _on(processor, "do_resize") else None
+    crop = _size(processor.crop_size, None) if _on(processor, "do_center_crop") else None
+    resample = getattr(processor, "resample", None)
+    channels = len(processor.image_mean) if getattr(processor, "image_mean", None) else 3
+    normalises = _on(processor, "do_normalize")
+    return ImageConfig(
+        size,
+        tuple(processor.image_mean) if normalises else (0.0,) * channels,
+        tuple(processor.image_std) if normalises else (1.0,) * channels,
+        interpolation=_RESAMPLING.get(int(resample) if resample is not None else 2, "bicubic"),
+        crop=crop,
+        scale=255 * float(processor.rescale_factor) if _on(processor, "do_rescale") else 255.0,
+        shift=-1.0 if _on(processor, "rescale_offset") else 0.0,
+    )
+
+
+def _on(processor: Any, switch: str) -> bool:
+    return bool(getattr(processor, switch, False))
+
+
+def _size(size: Any, image: tuple[int, ...] | None) -> tuple[int, int]:
+    """Height and width out of the forms that processors write sizes in."""
+    values = {"shortest_edge": size} if isinstance(size, int) else dict(size)
+    height, width, edge = (values.get(key) for key in ("height", "width", "shortest_edge"))
+    if height and width:
+        return int(height), int(width)
+    if edge and image is None:
+        return int(edge), int(edge)
+    if edge and image is not None:
+        factor = edge / min(image)
+        return round(image[0] * factor), round(image[1] * factor)
+    raise ValueError(f"the processor's size must have height and width, or shortest_edge; got {size}")
