@@ -1,0 +1,80 @@
+"""What ships: every coreset is there, is what the index says, and is worth what it says."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+
+from coreset_sampler import zoo
+from coreset_sampler.preprocessing import Raw
+from coreset_sampler.synthetic import load_coreset
+
+NAMES = sorted(zoo.index())
+
+
+def test_digits_and_fashion_mnist_ship_at_1_and_10_images_per_class():
+    shipped = {(entry["data"], entry["images_per_class"]) for entry in zoo.index().values()}
+    assert {(data, count) for data in ("digits", "fashion-mnist") for count in (1, 10)} <= shipped
+
+
+def test_all_that_ships_is_under_2_megabytes_and_in_the_index():
+    folder = Path(zoo.__file__).parent
+    files = list(folder.glob("*.safetensors"))
+    assert {file.name for file in files} == {entry["file"] for entry in zoo.index().values()}
+    assert sum(file.stat().st_size for file in files) < 2_000_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_coreset_is_what_the_index_says(name):
+    entry, coreset = zoo.index()[name], load_coreset(name)
+    assert name == f"{entry['data']}/{entry['method']}-{entry['images_per_class']}"
+    assert coreset.method == entry["method"]
+    assert coreset.images_per_class == entry["images_per_class"]
+    assert len(coreset) == 10 * entry["images_per_class"]
+    assert len(coreset.classes) == 10
+    assert coreset.provenance["accuracy"] == entry["accuracy"]
+    assert coreset.provenance["licence"] == entry["licence"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_coreset_says_how_it_was_made_and_measured(name):
+    provenance = load_coreset(name).provenance
+    assert {"data", "licence", "made", "settings", "command", "commit", "accuracy"} <= provenance.keys()
+    assert provenance["accuracy"]["n"] >= 3
+    assert provenance["accuracy"]["test_images"] >= 500
+    assert 0.3 < provenance["accuracy"]["mean"] < 1
+
+
+def test_picks_are_real_images_of_the_training_part_and_not_of_the_test_part():
+    pytest.importorskip("sklearn")
+    from coreset_sampler.zoo.make import digits
+
+    data = digits()
+    coreset = load_coreset("digits/k-center-10")
+    assert torch.equal(coreset.inputs, data.train[0][coreset.provenance["train_indices"]])
+    assert torch.equal(coreset.targets, data.train[1][coreset.provenance["train_indices"]])
+    assert coreset.preprocessing == Raw()
+    test_images = {image.numpy().tobytes() for image in data.test[0]}
+    assert not any(image.numpy().tobytes() in test_images for image in coreset.inputs)
+
+
+def test_making_a_coreset_again_picks_the_same_images_and_scores_as_recorded():
+    pytest.importorskip("sklearn")
+    from coreset_sampler.zoo.make import accuracy, digits, pick
+
+    data, coreset = digits(), load_coreset("digits/k-center-1")
+    assert pick(data, "k-center", 1) == coreset.provenance["train_indices"]
+    recorded = coreset.provenance["accuracy"]
+    again = statistics.mean(accuracy(coreset, data.test, seed) for seed in (0, 1))
+    assert again == pytest.approx(recorded["mean"], abs=4 * recorded["std"])
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(KeyError, match=r"no coreset called '\.\./secret'.*known: digits/"):
+        zoo.path("../secret")
+
+
+def test_the_index_cannot_be_changed_by_its_readers():
+    zoo.index().clear()
+    assert zoo.index()
