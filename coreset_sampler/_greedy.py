@@ -165,12 +165,30 @@ def row_totals(rows, begin, end, out):
     return sound and below.min() == 0
 
 
+@njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
+def cost_with(row, least):
+    """The covering cost once the candidate with this row joins: sum of min(least, row), in any fast order."""
+    cost = 0.0
+    for i in range(row.shape[0]):
+        new, old = row[i], least[i]
+        cost += np.float64(new if new < old else old)
+    return cost
+
+
 @njit(nogil=True, cache=True)
-def row_gains(rows, begin, end, least, out):
-    """The gains of candidates `begin:end` into `out`."""
-    lanes, part, buffer = np.empty(LANES), np.empty(LANES), buffer_for(rows)
+def margin(least):
+    """The covering cost, and more than the rounding of two sums of as many terms that are no larger."""
+    cost = cost_with(least, least)
+    return cost, cost * least.shape[0] * 2.0**-50
+
+
+@njit(nogil=True, cache=True)
+def row_bounds(rows, begin, end, least, out):
+    """Upper bounds on the gains of candidates `begin:end`, tight up to rounding, into `out`."""
+    buffer = buffer_for(rows)
+    cost, slack = margin(least)
     for j in range(begin, end):
-        out[j] = gain(row_of(rows, j, buffer), least, lanes, part)
+        out[j] = cost - cost_with(row_of(rows, j, buffer), least) + slack
 
 
 @njit(nogil=True, cache=True)
@@ -202,7 +220,7 @@ def near(row, least, flags, where, what):
         flags[new.shape[0] :] = 0
         for k in range(new.shape[0]):  # vectorises, unlike the copying below; most flags are 0
             flags[k] = np.uint8(new[k] < old[k])
-        for block in range(SEGMENT // 8):
+        for block in range((new.shape[0] + 7) // 8):
             if eights[block] != 0:
                 for k in range(8 * block, 8 * block + 8):
                     if flags[k]:
@@ -237,17 +255,26 @@ def near_gain(where, what, found, least, lanes, part):
 
 
 @njit(nogil=True, cache=True)
-def lazy(rows, first, least, gains, picks, weights):
-    """Fills `picks` and `weights` `(size,)`, given the first pick, its row and every gain over it.
+def lazy(rows, first, least, bounds, picks, weights):
+    """Fills `picks` and `weights` `(size,)`, given the first pick, its row and bounds on every gain over it.
 
-    Returns the covering cost, how many whole rows it read and how many gains it computed. An entry that adds
-    nothing to a gain never will again, so a candidate with few that do keeps a list of them, and its row is
-    not read any more. An example belongs to the earliest of its nearest picks.
+    The candidate with the highest bound is looked at again until that bound is its gain of today: first by a
+    rough sum, which mostly suffices to send it down, then by the exact one. An entry that adds nothing to a
+    gain never will again, so a candidate with few that do keeps a list of them, and its row is not read any
+    more. An example belongs to the earliest of its nearest picks. Returns the covering cost, how many rows
+    were read and how many gains were brought up to date.
     """
     n, size = rows.n, picks.shape[0]
     lanes, part, buffer = np.empty(LANES), np.empty(LANES), buffer_for(rows)
-    nearest, fresh, found = np.zeros(n, np.int64), np.ones(n, np.int64), np.full(n, -1, np.int64)
-    room = min(NEAR, n // 32)
+    nearest, found = np.zeros(n, np.int64), np.full(n, -1, np.int64)
+    known, roughly, exactly = (
+        np.full(n, 2, np.int64),
+        0,
+        1,
+    )  # bound j is that of pick known[j] // 2, rough or exact
+    room = (
+        min(NEAR, n // 32) if rows.stride == 0 or n > SCRATCH_ROWS else 0
+    )  # short rows are as fast as lists
     where, what = np.empty((n, room), np.int32), np.empty((n, room), least.dtype)
     flags, heap = np.empty(SEGMENT, np.uint8), np.empty(n, np.int64)
     length, read, computed, moved = 0, 0, 0, n
@@ -256,29 +283,32 @@ def lazy(rows, first, least, gains, picks, weights):
             heap[length] = j
             length += 1
     for top in range(length // 2 - 1, -1, -1):
-        sift(heap, length, top, gains)
+        sift(heap, length, top, bounds)
     picks[0] = first
     for count in range(1, size):
-        while fresh[heap[0]] < count and gains[heap[0]] > 0:
+        cost, slack = margin(least)
+        while known[heap[0]] < 2 * count + exactly and bounds[heap[0]] > 0:
             j = heap[0]
-            if found[j] < 0:
-                row = row_of(rows, j, buffer)
-                gains[j] = gain(row, least, lanes, part)
-                if (
-                    moved <= 2 * room
-                ):  # candidates near the top have about as many entries as the last pick had
-                    found[j] = near(row, least, flags, where[j], what[j])
-                read += 1
+            if found[j] >= 0:
+                bounds[j], found[j] = near_gain(where[j], what[j], found[j], least, lanes, part)
+                known[j] = 2 * count + exactly
+                computed += 1
+            elif known[j] == 2 * count + roughly:
+                bounds[j] = gain(row_of(rows, j, buffer), least, lanes, part)
+                known[j] = 2 * count + exactly
             else:
-                gains[j], found[j] = near_gain(where[j], what[j], found[j], least, lanes, part)
-            fresh[j] = count
-            computed += 1
-            sift(heap, length, 0, gains)
+                row = row_of(rows, j, buffer)
+                bounds[j] = min(bounds[j], cost - cost_with(row, least) + slack)
+                known[j] = 2 * count + roughly
+                if moved <= 2 * room:  # candidates near the top have about as many entries as the last pick
+                    found[j] = near(row, least, flags, where[j], what[j])
+                computed += 1
+                read += 1
+            sift(heap, length, 0, bounds)
         j = heap[0]
         picks[count] = j
         if found[j] < 0:
             row = row_of(rows, j, buffer)
-            read += 1
             moved = 0
             for i in range(n):
                 if row[i] < least[i]:
@@ -291,9 +321,10 @@ def lazy(rows, first, least, gains, picks, weights):
                 if what[j, e] < least[where[j, e]]:
                     least[where[j, e]] = what[j, e]
                     nearest[where[j, e]] = count
+        read += found[j] < 0
         length -= 1
         heap[0] = heap[length]
-        sift(heap, length, 0, gains)
+        sift(heap, length, 0, bounds)
     weights[:] = 0
     for i in range(n):
         weights[nearest[i]] += 1
@@ -309,7 +340,7 @@ def greedy(rows, picks, weights):
     first = np.argmin(sums)
     least = row_of(rows, first, buffer_for(rows)).copy()
     if picks.shape[0] > 1:
-        row_gains(rows, 0, rows.n, least, sums)
+        row_bounds(rows, 0, rows.n, least, sums)
     return lazy(rows, first, least, sums, picks, weights)[0]
 
 

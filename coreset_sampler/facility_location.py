@@ -171,7 +171,7 @@ def _greedy_rows(rows: Rows, size: int, values: Tensor, argument: str) -> tuple[
     first = int(sums.argmin())
     least = np.array(_greedy.row_of(rows, first, _greedy.buffer_for(rows)))
     if size > 1:
-        _split(lambda begin, end: _greedy.row_gains(rows, begin, end, least, sums), work)
+        _split(lambda begin, end: _greedy.row_bounds(rows, begin, end, least, sums), work)
     picks, weights = np.empty(size, np.int64), np.empty(size)
     _greedy.lazy(rows, first, least, sums, picks, weights)
     return torch.from_numpy(picks), torch.from_numpy(weights)

@@ -93,13 +93,15 @@ def test_picks_match_brute_force_on_whatever_hypothesis_finds(data: st.DataObjec
 
 
 def test_lists_of_near_entries_do_not_change_a_pick() -> None:
-    distances = pairwise_distances(torch.randn(1100, 3, generator=torch.Generator().manual_seed(1)))
-    rows = _greedy.Rows(1100, distances.numpy().reshape(-1), 1100, np.empty((0, 0, 0), np.float32), False)
+    vectors = torch.randn(1100, 3, generator=torch.Generator().manual_seed(1))
+    distances = pairwise_distances(vectors)
+    points = np.ascontiguousarray(vectors.mT.numpy())[None]
+    rows = _greedy.Rows(1100, np.empty(0, np.float32), 0, points, False)
     sums, picks, weights = np.empty(1100), np.empty(100, np.int64), np.empty(100)
     _greedy.row_totals(rows, 0, 1100, sums)
     first = int(sums.argmin())
     least = distances[first].numpy().copy()
-    _greedy.row_gains(rows, 0, 1100, least, sums)
+    _greedy.row_bounds(rows, 0, 1100, least, sums)
     _, read, computed = _greedy.lazy(rows, first, least, sums, picks, weights)
     assert computed > 1.1 * read, "some gains should have come from lists"
     assert picks.tolist() == brute_force(distances, 100)[0]
