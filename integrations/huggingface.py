@@ -28,7 +28,7 @@ def from_hf(dataset: Any) -> SyntheticCoreset:
 
 def for_huggingface(
     coreset: SyntheticCoreset, image_processor: Any, *, soft_labels: bool = False
-) -> Dataset[dict[str, Tensor]]:
+) -> HuggingFaceDataset:
     """`{"pixel_values", "labels"}` for `Trainer`, sized and normalised once, as the processor does.
 
     The processor is only read, never run: on images that are floats already it rescales without a word.
@@ -43,10 +43,12 @@ def for_huggingface(
             "Pass for_huggingface(coreset, image_processor, soft_labels=True) with "
             "Trainer(..., compute_loss_func=train_set.compute_loss), or use coreset.with_targets('hard')"
         )
-    return _ForHuggingFace(coreset, _config(image_processor, coreset))
+    return HuggingFaceDataset(coreset, _config(image_processor, coreset))
 
 
-class _ForHuggingFace(Dataset[dict[str, Tensor]]):
+class HuggingFaceDataset(Dataset[dict[str, Tensor]]):
+    """What `for_huggingface` gives: finished images and their targets, and the loss meant for them."""
+
     def __init__(self, coreset: SyntheticCoreset, config: ImageConfig) -> None:
         self.pixels, self.targets, self.config = coreset.exact_pixels(), coreset.targets, config
         self.loss = coreset.loss

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from ..formats.extras import need
 from ..synthetic import SyntheticCoreset
 from .images import ImageConfig
 
@@ -16,9 +16,7 @@ __all__ = ["for_timm"]
 _KNOWN_INTERPOLATION = ("bicubic", "bilinear", "nearest")
 
 
-def for_timm(
-    coreset: SyntheticCoreset, model: nn.Module, *, size: int | None = None
-) -> Dataset[list[Tensor]]:
+def for_timm(coreset: SyntheticCoreset, model: nn.Module, *, size: int | None = None) -> TimmDataset:
     """The coreset as this model's data config asks: resized, grey made RGB, re-normalised exactly once.
 
     Feed it to a plain `DataLoader`. timm's `create_loader` would normalise a second time and, with its
@@ -27,13 +25,14 @@ def for_timm(
     Example:
         >>> loader = DataLoader(for_timm(coreset, model), batch_size=32, shuffle=True)
     """
-    return _ForTimm(coreset, _config(model, size))
+    return TimmDataset(coreset, _config(model, size))
 
 
-class _ForTimm(Dataset[list[Tensor]]):
+class TimmDataset(Dataset[list[Tensor]]):
+    """What `for_timm` gives: finished images and their targets."""
+
     def __init__(self, coreset: SyntheticCoreset, config: ImageConfig) -> None:
         self.pixels, self.targets, self.config = coreset.exact_pixels(), coreset.targets, config
-        self.loss = coreset.loss
         config(self.pixels[0])  # an image that does not fit is an error now, not in a worker
 
     def __len__(self) -> int:
@@ -58,7 +57,8 @@ class _ForTimm(Dataset[list[Tensor]]):
 
 
 def _config(model: nn.Module, size: int | None) -> ImageConfig:
-    found = resolve_model_data_config(model)
+    timm_data = need("timm.data", extra="timm", what="data configs of timm models")
+    found = timm_data.resolve_model_data_config(model)
     height, width = found["input_size"][-2:]
     embedding = getattr(model, "patch_embed", None)
     if getattr(embedding, "img_size", None) is not None and getattr(embedding, "strict_img_size", True):

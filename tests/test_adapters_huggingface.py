@@ -16,6 +16,15 @@ from coreset_sampler.formats import read_published  # noqa: E402
 MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.25, 0.3)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small tensors are slower on several threads, and much slower on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def processor(**kwargs):
     settings = {"size": {"height": 48, "width": 48}, "image_mean": MEAN, "image_std": STD}
     return transformers.ViTImageProcessor(**(settings | kwargs))
@@ -114,7 +123,7 @@ def test_the_tensors_are_those_the_processor_makes_of_the_same_picture(settings,
     coreset = SyntheticCoreset(picture[None], torch.tensor([0]), preprocessing=Raw())
     ours = for_huggingface(coreset, processor(**settings))[0]["pixel_values"]
     assert ours.shape == theirs["pixel_values"][0].shape
-    assert (ours - theirs["pixel_values"][0]).abs().max() <= byte
+    assert (ours - theirs["pixel_values"][0]).abs().max() < 1.01 * byte
 
 
 def test_a_processor_with_shortest_edge_and_crop_is_followed():

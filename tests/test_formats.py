@@ -123,8 +123,8 @@ class TestTrajectoryMatching:
             read_published(tmp_path / "images_2000.pt", preprocessing=CIFAR).inputs, images() * 2
         )
         (tmp_path / "images_best.pt").unlink()
-        with pytest.raises(CoresetFileError, match="point at one images file"):
-            read_published(tmp_path, format="mtt", preprocessing=CIFAR)
+        with pytest.raises(CoresetFileError, match="several steps, 1000, 2000: point at one"):
+            read_published(tmp_path, preprocessing=CIFAR)
 
     def test_parts_are_joined_in_order(self, tmp_path):
         for part in range(5):
@@ -135,6 +135,13 @@ class TestTrajectoryMatching:
             coreset = read_published(path, preprocessing=imagenet)
             assert coreset.targets.tolist() == list(range(200))
             assert coreset.inputs[:, 0, 0, 0].tolist() == [float(i // 40) for i in range(200)]
+
+    def test_parts_of_different_sizes_are_refused(self, tmp_path):
+        for part, size in ((0, 32), (1, 64)):
+            torch.save(images(size=size), tmp_path / f"images_best_{part}.pt")
+            torch.save(labels(), tmp_path / f"labels_best_{part}.pt")
+        with pytest.raises(CoresetFileError, match="do not fit together"):
+            read_published(tmp_path, preprocessing=CIFAR)
 
     def test_a_missing_part_is_noticed(self, tmp_path):
         for part in (0, 2):
@@ -373,6 +380,12 @@ class TestPlainFiles:
             read_published(tmp_path / "model.pt")
         assert "'weights': a tensor float32 (3,)" in str(error.value)
         assert all(reader in str(error.value) for reader in READERS)
+
+    def test_a_named_format_that_the_file_has_not_is_refused(self, tmp_path):
+        for name in ("kip", "frepo", "mtt", "ddranking", "rded", "huggingface", "plain"):
+            with pytest.raises(CoresetFileError, match=r"is not .*; it is a dict of 'data': a list of 2"):
+                read_published(save_dc(tmp_path), format=name)
+        assert len(read_published(save_dc(tmp_path), format="dc")) == 6
 
     def test_an_unknown_format_lists_the_known_ones(self, tmp_path):
         with pytest.raises(ValueError, match="one of dc, mtt, datm"):

@@ -69,6 +69,10 @@ def _reader(source: Source, format: str | None) -> Reader:
     if format is not None:
         if format not in READERS:
             raise ValueError(f"format must be one of {', '.join(READERS)}, got {format!r}")
+        if not READERS[format].recognise(source):
+            raise CoresetFileError(
+                f"{source.path} is not {READERS[format].layout}; it is {source.describe()}"
+            )
         return READERS[format]
     for reader in READERS.values():
         if reader.recognise(source):

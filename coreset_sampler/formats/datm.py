@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mtt import ask_for, load_parts, load_rate, need_tag, tag_of
+from .mtt import ask_for, load_parts, load_rate, tag_of
 from .published import Published
 from .source import Source
 
@@ -21,7 +21,7 @@ def recognise(source: Source) -> bool:
 
 def read(source: Source) -> Published:
     """Images, logits and the learned learning rate; the preprocessing is not in the files."""
-    tag = need_tag(source)
+    tag = tag_of(source) or ""
     images, labels = load_parts(source.folder, "images", tag), load_parts(source.folder, "labels", tag)
     return Published(
         images,

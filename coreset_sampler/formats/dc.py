@@ -5,11 +5,11 @@ A dict: `data`, a list of `[images, labels]`, one per run, and `accs_all_exps`, 
 
 from __future__ import annotations
 
+import math
 import re
 from statistics import fmean, stdev
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..preprocessing import Normalize
@@ -73,13 +73,10 @@ def _is_run(run: Any) -> bool:
 
 def _accuracies(recorded: Any) -> dict[str, Any]:
     """Mean, spread and n of each network's accuracies."""
-    if not isinstance(recorded, dict):
-        return {}
     result = {}
-    for network, values in recorded.items():
-        numbers = (
-            [float(v) for v in torch.as_tensor(values, dtype=torch.float64).flatten()] if len(values) else []
-        )
+    for network, values in recorded.items() if isinstance(recorded, dict) else ():
+        plain = values.flatten().tolist() if isinstance(values, Tensor) else values
+        numbers = [float(v) for v in plain if isinstance(v, (int, float)) and math.isfinite(v)]
         if numbers:
             spread = stdev(numbers) if len(numbers) > 1 else None
             result[str(network)] = {"mean": fmean(numbers), "std": spread, "n": len(numbers)}

@@ -11,14 +11,16 @@ from .source import Source
 name = "frepo"
 layout = "a flax msgpack checkpoint of FRePo with params/x_proto and params/y_proto"
 
+_NAMES = ("x_proto", "y_proto")
+
 
 def recognise(source: Source) -> bool:
     """True if both are there and are arrays."""
     content = source.content
     params = content.get("params") if isinstance(content, dict) else None
-    return isinstance(params, dict) and all(
-        isinstance(params.get(key), Tensor) for key in ("x_proto", "y_proto")
-    )
+    if not isinstance(params, dict) or not all(isinstance(params.get(key), Tensor) for key in _NAMES):
+        return False
+    return bool(params["x_proto"].ndim == 4)
 
 
 def read(source: Source) -> Published:

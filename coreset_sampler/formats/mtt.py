@@ -33,7 +33,7 @@ def recognise(source: Source) -> bool:
 
 def read(source: Source) -> Published:
     """Images and class numbers; the preprocessing is not in the files."""
-    tag = need_tag(source)
+    tag = tag_of(source) or ""
     images, labels = load_parts(source.folder, "images", tag), load_parts(source.folder, "labels", tag)
     return Published(
         images,
@@ -63,18 +63,12 @@ def tag_of(source: Source) -> str | None:
     else:
         tags = {m["tag"] for entry in source.path.iterdir() if (m := _IMAGES.fullmatch(entry.name))}
     tags = {tag for tag in tags if _parts(source.folder, "labels", tag)}
-    return "best" if "best" in tags else tags.pop() if len(tags) == 1 else None
-
-
-def need_tag(source: Source) -> str:
-    """The tag, or an error that says which files are wanted."""
-    tag = tag_of(source)
-    if tag is None:
+    if len(tags) > 1 and "best" not in tags:
+        steps = ", ".join(sorted(tags, key=int))
         raise CoresetFileError(
-            f"{source.path} has no images_best.pt with labels_best.pt beside it, nor one images_<step>.pt "
-            "with its labels; point at one images file"
+            f"{source.path} holds images of several steps, {steps}: point at one file of images"
         )
-    return tag
+    return "best" if "best" in tags else next(iter(tags), None)
 
 
 def load_parts(folder: Path, kind: str, tag: str) -> Tensor:
@@ -86,7 +80,10 @@ def load_parts(folder: Path, kind: str, tag: str) -> Tensor:
     values = [load(path) for _, path in parts]
     if not values or not all(isinstance(value, Tensor) and value.ndim for value in values):
         raise CoresetFileError(f"{folder} has no tensor in {kind}_{tag}.pt or its parts")
-    return torch.cat([value.detach() for value in values])
+    try:
+        return torch.cat([value.detach() for value in values])
+    except RuntimeError as error:
+        raise CoresetFileError(f"{folder}: the parts of {kind}_{tag} do not fit together: {error}") from error
 
 
 def load_rate(path: Path) -> float | None:

@@ -55,12 +55,12 @@ def load(path: Path) -> Any:
     safe_torch.refuse_bare_pickle(path)
 
 
-def _describe(content: Any) -> str:
+def _describe(content: Any, *, nested: bool = True) -> str:
     if isinstance(content, Tensor):
         return f"a tensor {str(content.dtype).removeprefix('torch.')} {tuple(content.shape)}"
-    if isinstance(content, dict):
-        items = ", ".join(f"{key!r}: {_describe(value)}" for key, value in list(content.items())[:6])
-        return f"a dict of {items}"
-    if isinstance(content, (list, tuple)):
+    if isinstance(content, dict) and nested:
+        items = [f"{key!r}: {_describe(value, nested=False)}" for key, value in list(content.items())[:6]]
+        return f"a dict of {', '.join(items)}"
+    if isinstance(content, (list, tuple, dict)):
         return f"a {type(content).__name__} of {len(content)}"
     return f"a {type(content).__name__}"
