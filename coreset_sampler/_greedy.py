@@ -133,36 +133,44 @@ def gain(row, least, lanes, part):
 
 
 @njit(nogil=True, cache=True)
-def total(row, lanes, part, below):
-    """The sum of a row; negative entries are also added to `below` `(LANES,)`, which else stays 0."""
-    lanes[:] = 0
-    for start in range(0, row.shape[0], SEGMENT):
-        new = row[start : start + SEGMENT]
-        full = new.shape[0] // LANES * LANES
-        part[:] = 0
-        for step in range(new.shape[0] // LANES):
-            for k in range(LANES):
-                value = np.float64(new[np.uint64(step) * np.uint64(LANES) + np.uint64(k)])
-                part[k] += value
-                below[k] += value if value < 0 else 0.0
-        for i in range(full, new.shape[0]):
-            value = np.float64(new[i])
-            part[i - full] += value
-            below[i - full] += value if value < 0 else 0.0
-        for k in range(LANES):
-            lanes[k] += part[k]
-    return halve(lanes)
+def total(row, lanes, part):
+    """The sum of a row, as the gain of a candidate at distance 0 from everything."""
+    return gain(np.zeros_like(row), row, lanes, part)
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
+def rough_total(row):
+    """The sum of a row in any fast order, and that of its negative entries."""
+    every, below = 0.0, 0.0
+    for i in range(row.shape[0]):
+        value = np.float64(row[i])
+        every += value
+        below += value if value < 0 else 0.0
+    return every, below
 
 
 @njit(nogil=True, cache=True)
 def row_totals(rows, begin, end, out):
-    """Sums rows `begin:end` into `out`; false if one of them holds a negative or non-finite entry."""
-    lanes, part, below, buffer = np.empty(LANES), np.empty(LANES), np.zeros(LANES), buffer_for(rows)
-    sound = True
+    """Rough sums of rows `begin:end` into `out`; false if an entry is negative or not finite."""
+    buffer, sound = buffer_for(rows), True
     for j in range(begin, end):
-        out[j] = total(row_of(rows, j, buffer), lanes, part, below)
-        sound = sound and np.isfinite(out[j])
-    return sound and below.min() == 0
+        out[j], below = rough_total(row_of(rows, j, buffer))
+        sound = sound and np.isfinite(out[j]) and below == 0
+    return sound
+
+
+@njit(nogil=True, cache=True)
+def first_pick(rows, sums):
+    """The row with the least sum, the first among equals; rough `sums` say which ones to sum exactly."""
+    lanes, part, buffer = np.empty(LANES), np.empty(LANES), buffer_for(rows)
+    best, lowest = -1, np.inf
+    enough = sums.min() * (1 + rows.n * 2.0**-50)
+    for j in range(rows.n):
+        if sums[j] <= enough:
+            exact = total(row_of(rows, j, buffer), lanes, part)
+            if exact < lowest:
+                best, lowest = j, exact
+    return best
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
@@ -192,18 +200,18 @@ def row_bounds(rows, begin, end, least, out):
 
 
 @njit(nogil=True, cache=True)
-def sift(heap, length, top, gains):
-    """Restores the heap below `top`: the largest gain first, among equals the lowest index."""
+def sift(heap, length, top, bounds):
+    """Restores the heap below `top`: the highest bound first, among equals the lowest index."""
     item = heap[top]
     while True:
         child = 2 * top + 1
         if child >= length:
             break
         left, right = heap[child], heap[min(child + 1, length - 1)]
-        if gains[right] > gains[left] or (gains[right] == gains[left] and right < left):
+        if bounds[right] > bounds[left] or (bounds[right] == bounds[left] and right < left):
             child += 1
             left = right
-        if gains[item] > gains[left] or (gains[item] == gains[left] and item < left):
+        if bounds[item] > bounds[left] or (bounds[item] == bounds[left] and item < left):
             break
         heap[top] = left
         top = child
@@ -328,7 +336,7 @@ def lazy(rows, first, least, bounds, picks, weights):
     weights[:] = 0
     for i in range(n):
         weights[nearest[i]] += 1
-    return total(least, lanes, part, np.zeros(LANES)), read, computed
+    return total(least, lanes, part), read, computed
 
 
 @njit(nogil=True, cache=True)
@@ -337,7 +345,7 @@ def greedy(rows, picks, weights):
     sums = np.empty(rows.n)
     if not row_totals(rows, 0, rows.n, sums):
         return np.nan
-    first = np.argmin(sums)
+    first = first_pick(rows, sums)
     least = row_of(rows, first, buffer_for(rows)).copy()
     if picks.shape[0] > 1:
         row_bounds(rows, 0, rows.n, least, sums)

@@ -168,7 +168,7 @@ def _greedy_rows(rows: Rows, size: int, values: Tensor, argument: str) -> tuple[
     _split(lambda begin, end: sound.append(_greedy.row_totals(rows, begin, end, sums)), work)
     if not all(sound):
         raise _not_distances(argument, values)
-    first = int(sums.argmin())
+    first = _greedy.first_pick(rows, sums)
     least = np.array(_greedy.row_of(rows, first, _greedy.buffer_for(rows)))
     if size > 1:
         _split(lambda begin, end: _greedy.row_bounds(rows, begin, end, least, sums), work)

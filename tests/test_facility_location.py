@@ -99,7 +99,7 @@ def test_lists_of_near_entries_do_not_change_a_pick() -> None:
     rows = _greedy.Rows(1100, np.empty(0, np.float32), 0, points, False)
     sums, picks, weights = np.empty(1100), np.empty(100, np.int64), np.empty(100)
     _greedy.row_totals(rows, 0, 1100, sums)
-    first = int(sums.argmin())
+    first = _greedy.first_pick(rows, sums)
     least = distances[first].numpy().copy()
     _greedy.row_bounds(rows, 0, 1100, least, sums)
     _, read, computed = _greedy.lazy(rows, first, least, sums, picks, weights)
