@@ -104,7 +104,7 @@ def _accuracy(coreset: SyntheticCoreset) -> str:
 
 
 def _hidden(labels: Tensor, shown: list[Tensor], classes: list[int]) -> str:
-    most = int(torch.bincount(labels).max())
+    most = int(labels.unique(return_counts=True)[1].max())
     parts = [f"{len(shown)} of {len(classes)} classes" if len(shown) < len(classes) else ""]
     widest = max(len(row) for row in shown)
     parts += [f"{widest} of {most} a class" if widest < most else ""]

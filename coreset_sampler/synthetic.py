@@ -275,8 +275,9 @@ def on_simplex(targets: Tensor) -> bool:
 def _per_class(coreset: SyntheticCoreset) -> int | None:
     if coreset.target_kind != "hard" or coreset.num_classes is None:
         return None
-    counts = torch.bincount(coreset.targets.long(), minlength=coreset.num_classes).unique()
-    return int(counts) if len(counts) == 1 else None
+    # no bincount: a damaged label of 10^18 would ask for that much memory
+    present, counts = coreset.targets.unique(return_counts=True)
+    return int(counts[0]) if len(present) == coreset.num_classes and len(counts.unique()) == 1 else None
 
 
 def _plain(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -638,7 +638,7 @@ def test_the_snippets_of_the_docs_run_as_printed(page, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     text = (Path(__file__).resolve().parents[1] / "docs" / page).read_text(encoding="utf-8")
     save_dc(tmp_path, "res_DC_CIFAR10_ConvNet_10ipc.pt")
-    torch.save(images(), tmp_path / "images_best.pt")
+    torch.save(images(channels=1, size=28), tmp_path / "images_best.pt")
     torch.save(labels(), tmp_path / "labels_best.pt")
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -128,6 +128,14 @@ def test_bytes_come_out_as_floats_between_0_and_1():
 def test_images_per_class_is_counted_when_equal_and_absent_when_not():
     assert hard().images_per_class == 2
     assert SyntheticCoreset(images(5), labels(5), preprocessing=Raw()).images_per_class is None
+    assert SyntheticCoreset(images(), labels(), preprocessing=Raw(), num_classes=4).images_per_class is None
+
+
+def test_a_damaged_label_beyond_all_memory_costs_none():
+    targets = torch.tensor([0, 1, 2, 10**18, 1, 2])
+    assert SyntheticCoreset(images(), targets, preprocessing=Raw()).images_per_class is None
+    with pytest.raises(ValueError, match=r"0\.\.2, got 0\.\.1000"):
+        SyntheticCoreset(images(), targets, preprocessing=Raw(), num_classes=3)
 
 
 class TestPreprocessing:

@@ -104,7 +104,7 @@ def _coreset(
             provenance=published.provenance,
         )
         if coreset.inputs.ndim == 4:
-            coreset.pixels()  # the preprocessing must fit the images
+            published.preprocessing(coreset.inputs[:1])  # it must fit the images
     except ValueError as error:
         raise CoresetFileError(f"{path} cannot be used: {error}") from error
     return coreset

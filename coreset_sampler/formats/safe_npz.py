@@ -17,6 +17,8 @@ from ..coreset_file import CoresetFileError
 # Honest images shrink by a factor of ten at most; deflate can expand a thousandfold.
 MOST_EXPANSION = 20
 ALWAYS_FINE = 64 << 20
+# RuntimeError is what zipfile raises for a password
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError)
 
 
 def recognise(path: Path) -> bool:
@@ -25,7 +27,7 @@ def recognise(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             return bool(names) and all(name.endswith(".npy") for name in names)
-    except zipfile.BadZipFile as error:
+    except _BROKEN as error:
         raise CoresetFileError(f"{path} is truncated or damaged: {error}") from error
 
 
@@ -45,7 +47,7 @@ def load(path: Path) -> dict[str, Tensor]:
                 entry.filename.removesuffix(".npy"): _array(path, archive, entry)
                 for entry in archive.infolist()
             }
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError) as error:
+    except _BROKEN as error:
         raise CoresetFileError(f"{path} is truncated or damaged: {error}") from error
 
 

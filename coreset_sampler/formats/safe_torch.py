@@ -85,7 +85,7 @@ def _program(path: Path) -> bytes:
             if len(names) != 1:
                 raise CoresetFileError(f"{path} is a zip, but neither of torch.save nor of numpy.savez")
             return archive.read(names[0])
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
         raise CoresetFileError(f"{path} is truncated or damaged: {error}") from error
 
 
