@@ -8,7 +8,7 @@ width 128; SGD at 0.01, momentum 0.9, weight decay 5e-4, batch 256, 300 epochs, 
 middle on, no augmentation.
 
 Measured: accuracy 0.426 +- 0.007 (n=5) on all 10,000 test images, for the set of 10 images per class whose
-makers recorded 0.422 +- 0.005 (n=10): 0.4 points apart. 7 minutes a seed on one core shared with other work.
+makers recorded 0.422 +- 0.005 (n=10): 0.4 points apart. 7 to 18 minutes a seed on one core of a busy machine.
 """
 
 import argparse
