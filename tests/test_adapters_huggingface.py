@@ -16,7 +16,7 @@ from coreset_sampler.formats import read_published  # noqa: E402
 MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.25, 0.3)
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def one_thread():
     """Small tensors are slower on several threads, and much slower on a busy machine."""
     threads = torch.get_num_threads()

@@ -14,7 +14,7 @@ from timm.data import create_loader, create_transform, resolve_model_data_config
 GREY = Normalize((0.2861,), (0.3530,))
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def one_thread():
     """Small tensors are slower on several threads, and much slower on a busy machine."""
     threads = torch.get_num_threads()

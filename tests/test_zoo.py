@@ -1,6 +1,5 @@
 """What ships: every coreset is there, is what the index says, and is worth what it says."""
 
-import statistics
 from pathlib import Path
 
 import pytest
@@ -66,7 +65,10 @@ def test_making_a_coreset_again_picks_the_same_images_and_scores_as_recorded():
     data, coreset = digits(), load_coreset("digits/k-center-1")
     assert pick(data, "k-center", 1) == coreset.provenance["train_indices"]
     recorded = coreset.provenance["accuracy"]
-    again = statistics.mean(accuracy(coreset, data.test, seed) for seed in (0, 1))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors this small are far slower on several
+    again = accuracy(coreset, data.test, seed=0)
+    torch.set_num_threads(threads)
     assert again == pytest.approx(recorded["mean"], abs=4 * recorded["std"])
 
 
