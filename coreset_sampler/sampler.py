@@ -162,11 +162,14 @@ class CoresetSampler(Sampler[int]):
         assert self._coreset is not None
         return self._coreset
 
-    # A generator: DataLoaders with workers call iter() twice and use one; the body runs for that one only.
     def __iter__(self) -> Iterator[int]:
-        epoch, start = self._next_epoch(), self._resume_at
+        return _Epoch(self)
+
+    def _indices(self, resume: tuple[int, int] | None) -> Iterator[int]:
+        epoch, start = (self._next_epoch(), self._resume_at) if resume is None else resume
+        self.epoch, self._started = epoch, False
         self.select_if_due()
-        self.epoch, self._started, self._exhausted, self._resume_at = epoch, True, False, 0
+        self._started, self._exhausted, self._resume_at = True, False, 0
         order = self._order()
         self._position = start
         for index in order[start:]:
@@ -336,6 +339,30 @@ class DistributedCoresetSampler(CoresetSampler, DistributedSampler):  # type: ig
         order = super()._order()
         repeats = -(-self.total_size // len(order))
         return (order * repeats)[self.rank : self.total_size : self.num_replicas]
+
+
+class _Epoch(Iterator[int]):
+    """One pass. It begins at the first `next`: DataLoaders with workers call `iter` twice and use one of the two.
+
+    torchdata's StatefulDataLoader saves it beside the sampler, and so tells an epoch whose last batch was just handed
+    out from one that is over.
+    """
+
+    def __init__(self, sampler: CoresetSampler) -> None:
+        self._sampler = sampler
+        self._indices: Iterator[int] | None = None
+        self._resume: tuple[int, int] | None = None
+
+    def __next__(self) -> int:
+        if self._indices is None:
+            self._indices = self._sampler._indices(self._resume)
+        return next(self._indices)
+
+    def state_dict(self) -> dict[str, int]:
+        return {} if self._indices is None else {"epoch": self._sampler.epoch, "position": self._sampler._position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._resume = (state["epoch"], state["position"]) if state else None
 
 
 def systematic_draw(coreset: Coreset, size: int, generator: torch.Generator) -> Tensor:

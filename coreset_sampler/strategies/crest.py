@@ -14,6 +14,7 @@ def crest(
     per_class: bool = True,
     balance: str = "equal",
     believed: float = 1.0,
+    reuse: int = 1,
 ) -> Strategy:
     """Keeps the examples whose gradients at the current weights cover those of random pools (Yang et al., 2023).
 
@@ -28,4 +29,5 @@ def crest(
         per_class=per_class,
         balance=balance,
         believed=believed,
+        reuse=reuse,
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..coreset import Coreset
 from ..types import Strategy, View
 
-_ROWS_AT_ONCE = 4096
+_ROWS_A_SHARE = 256  # small enough to share the work out evenly over processes
 
 
 def forgetting() -> Strategy:
@@ -37,7 +37,7 @@ def most_forgotten(view: View, size: int, generator: torch.Generator) -> Coreset
 
 def _right(view: View) -> Tensor:
     """`(n,)` whether the model puts each example into its class."""
-    chunks = list(torch.arange(len(view.labels)).split(_ROWS_AT_ONCE))
+    chunks = list(torch.arange(len(view.labels)).split(_ROWS_A_SHARE))
     mine = view.mine(chunks)
     parts = []
     for indices, gradients in zip(mine, view.gradients(mine), strict=True):

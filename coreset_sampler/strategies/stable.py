@@ -11,9 +11,10 @@ from ..coreset import Coreset
 from ..facility_location import cover_groups
 from ..posterior import SphericalGaussian
 from ..types import Posterior, Strategy, View
-from .pools import Pool, draw_pools
+from .pools import Pool, draw_pools, quotas
 
 _ROWS_AT_ONCE = 4096  # candidates whose gradients are in memory together
+_ROWS_A_SHARE = 256  # small enough to share a look out evenly over processes
 
 
 def stable(
@@ -26,6 +27,7 @@ def stable(
     root_mean_square: bool = False,
     balance: str = "equal",
     believed: float = 1.0,
+    reuse: int = 1,
 ) -> Strategy:
     r"""Keeps the examples whose gradients cover those of all candidates under draws of the posterior.
 
@@ -39,7 +41,9 @@ def stable(
     classes in proportion to their size instead of in equal number. `believed` below 1 first sets aside, in each class of
     a pool, the candidates whose label the posterior finds least likely, and keeps that share of them.
 
-    Cost: `size * pool_size / keep` candidates through the model, `draws` times each less what the draws share.
+    `reuse` is the number of selections, each with new pools, that one look through the model serves. Cost of a look:
+    `min(n, reuse * size * pool_size / keep)` candidates through the model, `draws` times each less what the draws share.
+    With `reuse=1` gradients are dropped as soon as their pools are done; else `draws * classes` numbers a candidate stay.
     """
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
@@ -47,6 +51,8 @@ def stable(
         raise ValueError(f"keep must be between 1 and pool_size={pool_size}, got {keep}")
     if not 0 < believed <= 1:
         raise ValueError(f"believed must be in (0, 1], the share of candidates to believe, got {believed}")
+    if reuse < 1:
+        raise ValueError(f"reuse must be at least 1 selection, got {reuse}")
     return partial(
         cover_pools,
         posterior=SphericalGaussian() if posterior is None else posterior,
@@ -57,6 +63,7 @@ def stable(
         root_mean_square=root_mean_square,
         balance=balance,
         believed=believed,
+        reuse=reuse,
     )
 
 
@@ -73,16 +80,27 @@ def cover_pools(
     root_mean_square: bool,
     balance: str,
     believed: float,
+    reuse: int,
 ) -> Coreset:
     """The selection itself: pools, draws, gradients, facility location; pools are shared out over processes."""
     keep = min(keep, size)
-    pools = draw_pools(view.labels, size, keep=keep, pool_size=pool_size, balance=balance, generator=generator)
-    samples = posterior.draw(view, draws, generator)
+    draw = partial(draw_pools, keep=keep, pool_size=pool_size, balance=balance, generator=generator)
+    if reuse == 1:
+        pools = draw(view.labels, size)
+        batches = _together(view.mine(pools))
+        indices = (torch.cat([pool.indices for pool in some]) for some in batches)
+        gradients = view.gradients(indices, posterior.draw(view, draws, generator))
+    else:
+        wanted = min(len(view.labels), round(reuse * size * pool_size / keep))
+        candidates, table = _looked_at(view, wanted, generator, posterior=posterior, draws=draws, balance=balance, reuse=reuse)
+        own = draw(view.labels[candidates], size)  # positions among the candidates
+        batches = _together(view.mine(own))
+        gradients = (table[:, torch.cat([pool.indices for pool in some])] for some in batches)
     parts: list[tuple[Coreset, float, int]] = []
-    waiting = _together(view.mine(pools))
-    gradients = view.gradients((torch.cat([pool.indices for pool in some]) for some in waiting), samples)
-    for some, vectors in zip(waiting, gradients, strict=True):
+    for some, vectors in zip(batches, gradients, strict=True):
         pool = _joined(some, per_class)
+        if reuse > 1:
+            pool = pool._replace(indices=candidates[pool.indices])
         if believed < 1:
             pool, vectors = _most_believed(pool, vectors, view.labels, believed)
         where, counts, cost = cover_groups(vectors, pool.starts, pool.sizes, rms=root_mean_square)
@@ -93,6 +111,41 @@ def cover_pools(
     view.report(covering_cost=sum(cost for _, cost, _ in parts) / sum(rows for _, _, rows in parts))
     coreset = Coreset.merge(part for part, _, _ in parts)
     return Coreset(coreset.indices, coreset.weights * len(view.labels) / coreset.weights.sum())
+
+
+def _looked_at(
+    view: View,
+    wanted: int,
+    generator: torch.Generator,
+    *,
+    posterior: Posterior,
+    draws: int,
+    balance: str,
+    reuse: int,
+) -> tuple[Tensor, Tensor]:
+    """Candidates `(k,)` and their gradients `(draws, k, classes)`: those of the last look, or of a new one if due."""
+    left = int(view.memory.get("uses_left", torch.zeros(())))
+    if left == 0:
+        quota = quotas(view.labels, wanted, balance, generator) if wanted < len(view.labels) else None
+        candidates = _random_of_each_class(view.labels, quota, generator)
+        samples = posterior.draw(view, draws, generator)
+        chunks = list(candidates.split(_ROWS_A_SHARE))
+        parts = view.gather(list(view.gradients(view.mine(chunks), samples)))
+        view.memory.update(candidates=candidates, gradients=torch.cat(parts, 1))
+        left = reuse
+    view.memory["uses_left"] = torch.tensor(left - 1)
+    return view.memory["candidates"], view.memory["gradients"]
+
+
+def _random_of_each_class(labels: Tensor, quota: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Random examples, so many of each class; all of them for no quota."""
+    shuffled = torch.randperm(len(labels), generator=generator)
+    if quota is None:
+        return shuffled
+    order = shuffled[torch.argsort(labels[shuffled], stable=True)]
+    counts = torch.bincount(labels, minlength=len(quota))
+    rank = torch.arange(len(labels)) - (torch.cumsum(counts, 0) - counts)[labels[order]]
+    return order[rank < quota[labels[order]]]
 
 
 def _together(pools: list[Pool]) -> list[list[Pool]]:

@@ -1,0 +1,48 @@
+"""For people's own strategies: does it behave?"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from .coreset import Coreset
+from .sampler import CoresetSampler
+from .types import Strategy
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Runs a strategy on small problems and raises an `AssertionError` that names the first rule it breaks.
+
+    The rules: exactly `size` distinct indices of the data; weights finite, non-negative and summing to `n`; the same
+    seed gives the same answer, whatever the global random state; the model and the labels stay as they are; sizes of
+    one a class up to everything work.
+    """
+    for n, classes, size in ((60, 3, 3), (60, 3, 20), (60, 3, 60), (64, 2, 17)):
+        sampler = _small_problem(strategy, n, classes, size)
+        before = {name: value.clone() for name, value in sampler.model.state_dict().items()}
+        labels = sampler.labels.clone()
+        torch.manual_seed(1)
+        first = sampler.select()
+        where = f"with {n} examples of {classes} classes and size={size}"
+        assert isinstance(first, Coreset), f"a strategy must return a Coreset, got {type(first).__name__}"
+        assert len(first) == size, f"a strategy must return exactly size indices, got {len(first)} {where}"
+        total = float(first.weights.sum())
+        assert abs(total - n) < 1e-6 * n, f"weights must sum to the number of examples, got {total} {where}"
+        torch.manual_seed(2)
+        again = _small_problem(strategy, n, classes, size).select()
+        assert torch.equal(first.indices, again.indices), f"the same seed must give the same indices, {where}"
+        assert torch.allclose(first.weights, again.weights), f"the same seed must give the same weights, {where}"
+        after = sampler.model.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before), f"the model was changed {where}"
+        assert torch.equal(labels, sampler.labels), f"view.labels was changed {where}"
+
+
+def _small_problem(strategy: Strategy, n: int, classes: int, size: int) -> CoresetSampler:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(n, 6, generator=generator)
+    labels = torch.arange(n) % classes
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))
+    return CoresetSampler(TensorDataset(inputs, labels), model, size=size, strategy=strategy, progress=False)

@@ -1,0 +1,207 @@
+"""Bad input gets an error that names argument, rule, value and way out, and nothing is lost."""
+
+import os
+
+import pytest
+import torch
+from scenarios import conv_net, digits, trained_net
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, SphericalGaussian, Weighted, strategies
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+
+class Shrinking(Dataset):
+    targets = digits().tensors[1]
+    length = 1797
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        return digits()[i]
+
+
+class Dying(Shrinking):
+    def __getitem__(self, i):
+        if i % 100 == 7:
+            os._exit(3)
+        return digits()[i]
+
+
+class Lying(Shrinking):
+    """Noise that is in the examples but not in `targets`."""
+
+    def __getitem__(self, i):
+        x, y = digits()[i]
+        return x, (y + 1) % 10
+
+
+def soft():
+    return TensorDataset(digits().tensors[0], torch.rand(1797, 10))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fraction": 10}, r"fraction must be in \(0, 1\], got 10\. To keep 10 examples pass size=10; to keep 10 %"),
+        ({"fraction": 0.0}, "fraction must be"),
+        ({"fraction": float("nan")}, "fraction must be"),
+        ({"size": 1798}, "between 1 and the data set's 1797 examples, got 1798"),
+        ({"size": 0}, "size must be"),
+        ({"size": 2.5}, "size must be a whole number"),
+        ({}, "either fraction or size"),
+        ({"size": 5, "fraction": 0.1}, "either fraction or size"),
+        ({"size": 50, "weights": "draws"}, "weights must be one of 'draw', 'loss', 'none', got 'draws'"),
+        ({"size": 50, "max_overhead": 25}, r"max_overhead must be a share of the wall time in \(0, 1\), got 25"),
+        ({"size": 50, "reselect_every": 0}, "reselect_every must be"),
+        ({"size": 50, "batch_size": 0}, "batch_size must be"),
+        ({"size": 50, "seed": -1}, "seed must be"),
+        ({"size": 50, "selection_set": TensorDataset(torch.zeros(3))}, "selection_set must have the same 1797"),
+        ({"size": 50, "labels": [0, 1]}, "one entry for each of the 1797 examples, got 2"),
+        ({"size": 50, "labels": torch.rand(1797)}, "whole number"),
+        ({"size": 50, "labels": torch.full((1797,), -1)}, "0 or more, got -1"),
+    ],
+)
+def test_settings_are_checked_when_the_sampler_is_made(settings, message):
+    with pytest.raises(ValueError, match=message):
+        CoresetSampler(digits(), conv_net(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: CoresetSampler(Stream(), conv_net(), size=5), "iterable only"),
+        (lambda: CoresetSampler(digits(), lambda x: x, size=5), "torch.nn.Module"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy="stable"), "must be a function"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, weights="loss"), "Weighted"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, sise=5), "sise"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=lambda v, s, g: [1]).select(), "Coreset"),
+    ],
+)
+def test_wrong_kinds_are_named(build, message):
+    with pytest.raises(TypeError, match=message):
+        build()
+
+
+def broken_net(how):
+    model = trained_net()
+    if how == "nan":
+        model[9].weight.data[0] = float("nan")
+    if how == "inf":
+        model[9].bias.data[0] = float("inf")
+    return model
+
+
+class Reshaped(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.net, self.change = trained_net(), change
+
+    def forward(self, x):
+        return self.change(self.net(x))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model", "message"),
+    [
+        (digits, lambda: broken_net("nan"), "NaN or infinite logits"),
+        (digits, lambda: broken_net("inf"), "NaN or infinite logits"),
+        (digits, lambda: Reshaped(lambda z: {"features": z}), "logits of shape"),
+        (digits, lambda: Reshaped(lambda z: z[:, :, None]), r"logits of shape \(batch, classes\), got shape"),
+        (digits, lambda: Reshaped(lambda z: z[:, :1]), "one logit an example"),
+        (digits, lambda: Reshaped(lambda z: z[:, :5]), "labels go up to 9, but the model gives 5 logits"),
+        (digits, lambda: Reshaped(lambda z: z[:3]), "3 rows of logits"),
+        (digits, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "no norm layer"),
+        (soft, trained_net, "Soft labels"),
+        (lambda: TensorDataset(digits().tensors[0]), trained_net, "no label found"),
+        (Lying, trained_net, "pass labels="),
+    ],
+)
+def test_what_shows_only_at_selection_is_named_and_the_sampler_goes_on_as_before(dataset, model, message):
+    sampler = CoresetSampler(dataset(), model(), size=100)
+    with pytest.raises(ValueError, match=message):
+        sampler.select()
+    assert sampler.stats["selections"] == 0
+
+
+def test_after_a_failed_selection_the_last_coreset_and_state_are_still_there():
+    model = trained_net()
+    sampler = CoresetSampler(digits(), model, size=100)
+    first = sampler.select()
+    kept = model[9].weight.data.clone()
+    model[9].weight.data[0] = float("nan")
+    with pytest.raises(ValueError, match="NaN"):
+        sampler.select()
+    assert torch.equal(sampler.coreset.indices, first.indices)
+    assert sampler.stats["selections"] == 1
+    model[9].weight.data = kept
+    assert len(sampler.select()) == 100
+
+
+def test_a_scale_that_blows_the_network_up_is_said_to_be_too_large():
+    strategy = strategies.stable(posterior=SphericalGaussian(1e38))
+    with pytest.raises(ValueError, match="lower the posterior's scale"):
+        CoresetSampler(digits(), trained_net(), size=50, strategy=strategy).select()
+
+
+def test_a_data_set_that_shrank_is_noticed():
+    data = Shrinking()
+    sampler = CoresetSampler(data, trained_net(), size=100)
+    data.length = 1000
+    with pytest.raises(ValueError, match="had 1797 examples when the sampler was made and has 1000 now"):
+        sampler.select()
+
+
+def test_workers_that_die_end_the_selection_with_an_error():
+    model = trained_net().train()
+    sampler = CoresetSampler(Dying(), model, size=100, num_workers=1)
+    with pytest.raises(RuntimeError, match="worker"):
+        sampler.select()
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dataset": TensorDataset(digits().tensors[0], (digits().tensors[1] + 1) % 10)}, "other labels"),
+        ({"dataset": TensorDataset(*(t[:900] for t in digits().tensors))}, "n=1797, here it is 900"),
+        ({"size": 60}, "size=50, here it is 60"),
+        ({"seed": 1}, "seed=0, here it is 1"),
+    ],
+)
+def test_a_state_of_another_data_set_is_refused_and_changes_nothing(change, message):
+    state = CoresetSampler(digits(), trained_net(), size=50)
+    state.select()
+    settings = {"dataset": digits(), "size": 50, **change}
+    other = CoresetSampler(model=trained_net(), **settings)
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(state.state_dict())
+    assert other.stats["selections"] == 0
+    with pytest.raises(ValueError, match="version"):
+        other.load_state_dict({})
+
+
+def test_a_strategy_of_ones_own_that_returns_too_few_is_told_so():
+    sampler = CoresetSampler(
+        digits(), trained_net(), size=50, strategy=lambda v, s, g: Coreset(torch.arange(3), torch.ones(3))
+    )
+    with pytest.raises(ValueError, match="must return 50 indices below 1797.*got 3 indices"):
+        sampler.select()
+
+
+def test_more_ranks_than_examples_and_a_rank_that_is_not_there():
+    with pytest.raises(ValueError, match="rank must be"):
+        DistributedCoresetSampler(digits(), trained_net(), size=5, num_replicas=2, rank=2)
+    with pytest.raises(ValueError, match="leaves nothing"):
+        DistributedCoresetSampler(digits(), trained_net(), size=5, num_replicas=9, rank=0, drop_last=True)
+
+
+def test_weighted_examples_that_are_no_tuples_are_refused():
+    with pytest.raises(TypeError, match="tuples or dicts"):
+        Weighted(digits().tensors[0])[0]

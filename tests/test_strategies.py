@@ -1,0 +1,280 @@
+import pytest
+import torch
+from scenarios import digits, trained_net
+
+from coreset_sampler import CoresetSampler, PointMass, SphericalGaussian, cover, strategies
+from coreset_sampler.coreset import Coreset
+from coreset_sampler.strategies.herding import match_mean
+from coreset_sampler.strategies.k_center import farthest_first
+from coreset_sampler.strategies.pools import draw_pools, quotas
+from coreset_sampler.testing import check_strategy
+
+EVERY = {
+    **{name: getattr(strategies, name)() for name in strategies.__all__},
+    "stable over the pool": strategies.stable(per_class=False),
+    "stable by root mean square": strategies.stable(root_mean_square=True),
+    "stable, believing half": strategies.stable(believed=0.5, pool_size=20, keep=5),
+    "stable, reusing a look": strategies.stable(reuse=4, pool_size=20, keep=5),
+    "stable, proportional": strategies.stable(balance="proportional"),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_strategy_keeps_the_rules(name):
+    check_strategy(EVERY[name])
+
+
+def select(strategy, *, size=100, seed=0, dataset=None, model=None):
+    sampler = CoresetSampler(dataset or digits(), model or trained_net(), size=size, strategy=strategy, seed=seed)
+    return sampler.select(), sampler
+
+
+@pytest.mark.parametrize(
+    ("rule", "strategy"),
+    [
+        ("exactly size", lambda v, s, g: Coreset(torch.arange(s - 1), torch.ones(s - 1))),
+        ("sum to", lambda v, s, g: Coreset(torch.arange(s), torch.ones(s) * 7)),
+        ("same seed", lambda v, s, g: Coreset(torch.randperm(len(v.labels))[:s], torch.full((s,), len(v.labels) / s))),
+    ],
+)
+def test_the_public_check_names_the_rule_that_is_broken(rule, strategy):
+    broken = strategy
+    if rule == "same seed":  # not from the generator: from a state that goes on from call to call
+        state = torch.Generator().manual_seed(0)
+
+        def broken(view, size, generator):
+            n = len(view.labels)
+            return Coreset(torch.randperm(n, generator=state)[:size], torch.full((size,), n / size))
+
+    with pytest.raises((AssertionError, ValueError), match=rule if rule != "exactly size" else "indices"):
+        check_strategy(broken)
+
+
+def test_a_plain_function_is_a_strategy():
+    def least_sure(view, size, generator):
+        gradients = torch.cat([g[0] for g in view.gradients(torch.arange(len(view.labels)).split(500))])
+        picks = gradients.norm(dim=1).argsort(descending=True)[:size]
+        return Coreset(picks, torch.full((size,), len(view.labels) / size))
+
+    check_strategy(least_sure)
+
+
+def test_zero_scale_equals_crest():
+    zero, _ = select(strategies.stable(posterior=SphericalGaussian(0.0), draws=3))
+    crest, _ = select(strategies.crest())
+    assert torch.equal(zero.indices, crest.indices)
+    assert torch.equal(zero.weights, crest.weights)
+
+
+def test_a_perturbation_changes_the_choice():
+    stable, _ = select(strategies.stable(posterior=SphericalGaussian(0.3)))
+    crest, _ = select(strategies.crest())
+    assert not torch.equal(stable.indices, crest.indices)
+
+
+def naive_greedy(distances, size):
+    picks = []
+    nearest = torch.full((len(distances),), torch.inf, dtype=torch.float64)
+    for _ in range(size):
+        totals = torch.minimum(nearest, distances).sum(1)
+        totals[picks] = torch.inf
+        picks.append(int(totals.argmin()))
+        nearest = torch.minimum(nearest, distances[picks[-1]])
+    return picks, torch.bincount(distances[picks].argmin(0), minlength=size)
+
+
+@pytest.mark.parametrize("rms", [False, True])
+def test_stable_minimises_the_expected_norm_as_naive_greedy_does(rms):
+    """Every draw by a perturbed copy of the model, distances in float64, greedy by brute force, class by class.
+
+    All examples are candidates. Examples of equal gradient may be picked one for the other, so it is the objective that
+    is compared, and the number each pick stands for.
+    """
+    y = torch.arange(120) % 4
+    data = torch.utils.data.TensorDataset(digits().tensors[0][:120], y)
+    seen = {}
+
+    class Remember(SphericalGaussian):
+        def draw(self, view, draws, generator):
+            seen["draws"] = super().draw(view, draws, generator)
+            return seen["draws"]
+
+    strategy = strategies.stable(posterior=Remember(0.3), draws=3, keep=20, pool_size=120, root_mean_square=rms)
+    coreset, sampler = select(strategy, dataset=data, size=20)
+    proxies = []
+    for draw in seen["draws"]:
+        copy = trained_net().eval()
+        copy.load_state_dict({**copy.state_dict(), **draw})
+        with torch.no_grad():
+            proxies.append((copy(data.tensors[0]).softmax(1) - torch.nn.functional.one_hot(y, 10)).double())
+    stack = torch.stack(proxies)
+    norms = torch.cdist(stack, stack, compute_mode="donot_use_mm_for_euclid_dist")
+    distances = norms.square().mean(0).sqrt() if rms else norms.mean(0)
+    total = 0.0
+    for c in range(4):
+        members = (y == c).nonzero().flatten()
+        picks, counts = naive_greedy(distances[members][:, members], 5)
+        mine = y[coreset.indices] == c
+        best = float(distances[members[picks]][:, members].min(0).values.sum())
+        ours = float(distances[coreset.indices[mine]][:, members].min(0).values.sum())
+        assert ours == pytest.approx(best, rel=1e-4)
+        assert coreset.weights[mine].round().long().sort().values.tolist() == counts.sort().values.tolist()
+        total += ours
+    assert sampler.stats["covering_cost"] == pytest.approx(total / 120, rel=1e-4)
+
+
+def test_craig_covers_each_class_by_its_own_examples():
+    coreset, _ = select(strategies.craig(), size=50)
+    model, (x, y) = trained_net().eval(), digits().tensors
+    with torch.no_grad():
+        gradients = model(x).softmax(1) - torch.nn.functional.one_hot(y, 10)
+    for c in range(10):
+        members = (y == c).nonzero().flatten()
+        expected = cover(gradients[members], 5)
+        mine = coreset.indices[y[coreset.indices] == c]
+        assert set(mine.tolist()) == set(members[expected.indices].tolist())
+        assert float(coreset.weights[y[coreset.indices] == c].sum()) == len(members)
+
+
+def test_k_center_is_within_twice_the_best_radius():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        vectors = torch.randn(9, 2, generator=generator)
+        distances = torch.cdist(vectors, vectors)
+        best = min(float(distances[list(s)].min(0).values.max()) for s in torch.combinations(torch.arange(9), 3).tolist())
+        coreset = farthest_first(vectors, 3)
+        assert float(distances[coreset.indices].min(0).values.max()) <= 2 * best + 1e-6
+        owners = torch.bincount(distances[coreset.indices].argmin(0), minlength=3)
+        assert coreset.weights.tolist() == owners.tolist()
+
+
+def test_k_center_of_duplicates_still_keeps_distinct_examples():
+    assert farthest_first(torch.ones(6, 3), 6).indices.unique().numel() == 6
+
+
+def test_herding_matches_the_mean_better_than_chance_and_each_pick_is_the_best():
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(200, 5, generator=generator).double()
+    coreset = match_mean(vectors, 10)
+    error = float((vectors[coreset.indices].mean(0) - vectors.mean(0)).norm())
+    chance = [float((vectors[torch.randperm(200, generator=generator)[:10]].mean(0) - vectors.mean(0)).norm()) for _ in range(50)]
+    assert error < min(chance)
+    picks = coreset.indices.tolist()
+    for k in range(10):
+        rest = [i for i in range(200) if i not in picks[:k]]
+        errors = [float((vectors[[*picks[:k], i]].mean(0) - vectors.mean(0)).norm()) for i in rest]
+        assert rest[min(range(len(rest)), key=errors.__getitem__)] == picks[k]
+
+
+def test_forgetting_prefers_what_was_never_learned_then_what_was_forgotten():
+    data, model = digits(), trained_net()
+    sampler = CoresetSampler(data, model, size=200, strategy=strategies.forgetting())
+    sampler.select()
+    with torch.no_grad():
+        right = model.eval()(data.tensors[0]).argmax(1) == data.tensors[1]
+        model[9].bias[3] -= 50  # the model forgets every 3
+    now = model(data.tensors[0]).argmax(1) == data.tensors[1]
+    coreset = sampler.select()
+    lost = right & ~now
+    assert lost.sum() > 100
+    never = ~right & ~now
+    chosen = torch.zeros(len(data), dtype=torch.bool)
+    chosen[coreset.indices] = True
+    assert chosen[never].all()
+    assert chosen[lost].sum() == 200 - never.sum()
+    assert not chosen[now].any()
+
+
+def test_reuse_looks_once_and_draws_new_pools_every_time():
+    strategy = strategies.stable(reuse=3, pool_size=50, keep=10)
+    sampler = CoresetSampler(digits(), trained_net(), size=100, strategy=strategy)
+    looked = []
+    coresets = []
+    for _ in range(4):
+        coresets.append(sampler.select())
+        looked.append(sampler.stats["forward_examples"])
+        list(sampler)
+    assert looked[0] == looked[1] == looked[2] == 1500 * 4
+    assert looked[3] == 2 * looked[0]
+    assert coresets[0].overlap(coresets[1]) < 0.6
+
+
+def test_belief_sets_aside_wrong_labels():
+    x, y = digits().tensors
+    generator = torch.Generator().manual_seed(0)
+    wrong = torch.rand(1797, generator=generator) < 0.4
+    noisy = torch.where(wrong, (y + torch.randint(1, 10, (1797,), generator=generator)) % 10, y)
+    data = torch.utils.data.TensorDataset(x, noisy)
+    clean = {}
+    for share in (1.0, 0.6):
+        coreset, _ = select(strategies.stable(believed=share, pool_size=100, keep=20), dataset=data, size=200)
+        clean[share] = float((coreset.weights * ~wrong[coreset.indices]).sum() / 1797)
+    assert clean[0.6] > clean[1.0] + 0.2
+
+
+def test_pools_are_disjoint_balanced_and_of_the_size_asked_for():
+    labels = torch.arange(5000) % 10
+    pools = draw_pools(labels, 500, keep=100, pool_size=400, balance="equal", generator=torch.Generator().manual_seed(0))
+    assert [len(pool.indices) for pool in pools] == [400] * 5
+    assert torch.cat([pool.indices for pool in pools]).unique().numel() == 2000
+    for pool in pools:
+        assert pool.sizes.tolist() == [10] * 10
+        assert labels[pool.indices].tolist() == sorted(labels[pool.indices].tolist())
+        assert pool.starts.diff().tolist() == [40] * 10
+
+
+def test_with_more_classes_than_places_each_pool_takes_some_classes_in_turn():
+    labels = torch.arange(20_000) % 1000
+    pools = draw_pools(labels, 2000, keep=128, pool_size=640, balance="equal", generator=torch.Generator().manual_seed(0))
+    assert sum(int(pool.sizes.sum()) for pool in pools) == 2000
+    kept = torch.zeros(1000, dtype=torch.int64)
+    for pool in pools:
+        kept[labels[pool.indices[pool.starts[:-1]]]] += pool.sizes
+    assert kept.tolist() == [2] * 1000
+    assert all(int(pool.starts.diff().min()) >= 5 for pool in pools)
+
+
+def test_imbalanced_classes_keep_their_share_of_the_weight():
+    y = torch.cat([torch.full((1000,), 0), torch.full((100,), 1), torch.full((40,), 2)])
+    x = digits().tensors[0][torch.arange(1140)]
+    data = torch.utils.data.TensorDataset(x, y)
+    for balance in ("equal", "proportional"):
+        strategy = strategies.stable(balance=balance, pool_size=60, keep=30)
+        coreset, _ = select(strategy, dataset=data, size=60)
+        shares = torch.stack([coreset.weights[y[coreset.indices] == c].sum() for c in range(3)])
+        assert torch.allclose(shares, torch.tensor([1000.0, 100.0, 40.0], dtype=torch.float64))
+
+
+def test_quotas_add_up_and_give_rare_classes_one():
+    labels = torch.cat([torch.zeros(990, dtype=torch.int64), torch.tensor([1] * 8 + [3] * 2)])
+    generator = torch.Generator().manual_seed(0)
+    quota = quotas(labels, 50, "proportional", generator)
+    assert quota.sum() == 50
+    assert quota[2] == 0
+    assert quota[1] >= 1
+    assert quota[3] >= 1
+
+
+def test_a_class_with_fewer_examples_than_asked_is_named_with_the_way_out():
+    y = torch.cat([torch.zeros(500, dtype=torch.int64), torch.ones(7, dtype=torch.int64)])
+    data = torch.utils.data.TensorDataset(digits().tensors[0][:507], y)
+    for strategy in (strategies.stable(), strategies.crest(), strategies.craig(), strategies.k_center()):
+        with pytest.raises(ValueError, match='class 1 has 7 examples.*balance="proportional"'):
+            select(strategy, dataset=data, size=100)
+    assert len(select(strategies.craig(balance="proportional"), dataset=data, size=100)[0]) == 100
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: strategies.stable(draws=0), "draws"),
+        (lambda: strategies.stable(keep=600), "keep"),
+        (lambda: strategies.stable(believed=0), "believed"),
+        (lambda: strategies.stable(reuse=0), "reuse"),
+        (lambda: select(strategies.stable(balance="even")), "balance"),
+        (lambda: select(strategies.stable(posterior=PointMass()), size=0), "size"),
+    ],
+)
+def test_bad_settings_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
