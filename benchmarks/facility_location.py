@@ -228,12 +228,8 @@ def cover_row(n: int, data: str | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="leave out 10,000 -> 1,000 and cover above 10,000"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="leave out 10,000 -> 1,000 and cover above 10,000")
     parser.add_argument("--repeats", type=int, default=5, help="times are the least of so many (default 5)")
     parser.add_argument("--data", help="folder or name of an image data set that datasets.load_dataset reads")
     parser.add_argument("--cover", type=int, metavar="N", help="only run cover on N vectors and print JSON")
@@ -252,9 +248,7 @@ def main() -> None:
         "| | ours, 1 thread | 2 threads | submodlib lazy | apricot lazy | submodlib / ours (1, 2 threads) ",
         end="",
     )
-    print(
-        "| objectives differ by | peak growth, MB of matrix | bound: lazy greedy | x | bound: rows read | x |"
-    )
+    print("| objectives differ by | peak growth, MB of matrix | bound: lazy greedy | x | bound: rows read | x |")
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for n, size in [(1000, 100), (5000, 500), (10_000, 1000)][: 2 if args.quick else 3]:
         print(compare(n, size, speed, args), flush=True)

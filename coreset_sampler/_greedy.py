@@ -53,9 +53,7 @@ def distances_to(points, j, rms, out):
             if not rms or s == 0:
                 squares[:width] = 0
             k = 0
-            while (
-                k + 4 <= dims
-            ):  # four at a time spares loads and stores; the order of the sum stays the same
+            while k + 4 <= dims:  # four at a time spares loads and stores; the order of the sum stays the same
                 a, b = points[s, k, start : start + width], points[s, k + 1, start : start + width]
                 c, d = points[s, k + 2, start : start + width], points[s, k + 3, start : start + width]
                 at, bt, ct, dt = (
@@ -78,9 +76,7 @@ def distances_to(points, j, rms, out):
                 for i in range(width):
                     part[i] += np.sqrt(squares[i])
         for i in range(width):
-            part[i] = (
-                np.sqrt(squares[i] / part.dtype.type(draws)) if rms else part[i] / part.dtype.type(draws)
-            )
+            part[i] = np.sqrt(squares[i] / part.dtype.type(draws)) if rms else part[i] / part.dtype.type(draws)
 
 
 @njit(nogil=True, cache=True)
@@ -119,9 +115,7 @@ def gain(row, least, lanes, part):
         part[:] = 0
         for step in range(new.shape[0] // LANES):
             for k in range(LANES):
-                i = np.uint64(step) * np.uint64(LANES) + np.uint64(
-                    k
-                )  # unsigned: no wrap-around, so it vectorises
+                i = np.uint64(step) * np.uint64(LANES) + np.uint64(k)  # unsigned: no wrap-around, so it vectorises
                 less = np.float64(old[i]) - np.float64(new[i])
                 part[k] += less if less > 0 else 0.0
         for i in range(full, new.shape[0]):
@@ -280,9 +274,7 @@ def lazy(rows, first, least, bounds, picks, weights):
         0,
         1,
     )  # bound j is that of pick known[j] // 2, rough or exact
-    room = (
-        min(NEAR, n // 32) if rows.stride == 0 or n > SCRATCH_ROWS else 0
-    )  # short rows are as fast as lists
+    room = min(NEAR, n // 32) if rows.stride == 0 or n > SCRATCH_ROWS else 0  # short rows are as fast as lists
     where, what = np.empty((n, room), np.int32), np.empty((n, room), least.dtype)
     flags, heap = np.empty(SEGMENT, np.uint8), np.empty(n, np.int64)
     length, read, computed, moved = 0, 0, 0, n

@@ -58,9 +58,7 @@ def _root(values: Tensor) -> Tensor:
     return values.double().sqrt().to(values.dtype)
 
 
-def lazy(
-    rows: Callable[[Tensor], Tensor], n: int, size: int, device: torch.device
-) -> tuple[Tensor, Tensor, float]:
+def lazy(rows: Callable[[Tensor], Tensor], n: int, size: int, device: torch.device) -> tuple[Tensor, Tensor, float]:
     """Indices, weights `(size,)` and covering cost; `rows` gives the rows `(k, n)` at some indices `(k,)`.
 
     Raises ArithmeticError if an entry is negative or not finite.

@@ -55,13 +55,9 @@ def _add_info(commands: Any) -> None:
 def _add_show(commands: Any) -> None:
     command = commands.add_parser("show", help="the images, a row a class")
     _add_reading(command)
-    command.add_argument(
-        "-o", "--output", required=True, metavar="PNG", help="picture to write (.png, .pdf, .svg)"
-    )
+    command.add_argument("-o", "--output", required=True, metavar="PNG", help="picture to write (.png, .pdf, .svg)")
     command.add_argument("--rows", type=int, default=20, help="most classes to show (default 20)")
-    command.add_argument(
-        "--columns", type=int, default=10, help="most images of a class to show (default 10)"
-    )
+    command.add_argument("--columns", type=int, default=10, help="most images of a class to show (default 10)")
     command.set_defaults(run=_show)
 
 
@@ -79,17 +75,11 @@ def _add_reading(command: argparse.ArgumentParser, metavar: str = "FILE") -> Non
         "file", metavar=metavar, help="a name from the zoo, a file of ours, or a published file or folder"
     )
     command.add_argument("--format", choices=list(READERS), help="layout, if it is not recognised")
-    command.add_argument(
-        "--mean", type=float, nargs="+", help="channel means that the inputs were normalised with"
-    )
+    command.add_argument("--mean", type=float, nargs="+", help="channel means that the inputs were normalised with")
     command.add_argument("--std", type=float, nargs="+", help="channel deviations")
     command.add_argument("--raw", action="store_true", help="inputs are pixels in [0, 1], or no images")
-    command.add_argument(
-        "--preprocessing-from", metavar="FILE", help="take it from a coreset of ours (ZCA, for one)"
-    )
-    command.add_argument(
-        "--targets", choices=["hard", "soft", "logits", "regression"], help="what the targets are"
-    )
+    command.add_argument("--preprocessing-from", metavar="FILE", help="take it from a coreset of ours (ZCA, for one)")
+    command.add_argument("--targets", choices=["hard", "soft", "logits", "regression"], help="what the targets are")
     command.add_argument("--classes", nargs="+", metavar="NAME", help="names of the classes in order")
 
 

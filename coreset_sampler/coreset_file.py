@@ -22,9 +22,7 @@ class CoresetFileError(ValueError):
     """A file that cannot be read as a coreset; the message says which file and why."""
 
 
-def write(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], description: Mapping[str, Any]
-) -> None:
+def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
     """Writes beside the target, flushes, then renames: readers see the old file or the new, never half."""
     path = Path(path)
     metadata = {
@@ -53,9 +51,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     header = _header(path)
     metadata = header.get("__metadata__", {})
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise CoresetFileError(
-            f"{path} is a safetensors file, but not a coreset of ours: it lacks our metadata"
-        )
+        raise CoresetFileError(f"{path} is a safetensors file, but not a coreset of ours: it lacks our metadata")
     version = metadata.get("version", "")
     if not version.isdigit():
         raise CoresetFileError(f"{path} is damaged: format version {version!r} is not a number")
@@ -81,8 +77,7 @@ def _header(path: Path) -> dict[str, Any]:
         length = int.from_bytes(start[:8], "little")
         if size >= 9 and (start[8:] != b"{" or length > _LONGEST_HEADER):
             raise CoresetFileError(
-                f"{path} is foreign: not a safetensors file. For what others published: "
-                f"read_published({str(path)!r})"
+                f"{path} is foreign: not a safetensors file. For what others published: read_published({str(path)!r})"
             )
         if size < max(9, 8 + length):
             raise CoresetFileError(f"{path} is truncated: {size} bytes are not even its header")
@@ -92,9 +87,7 @@ def _header(path: Path) -> dict[str, Any]:
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             promised = 8 + length + max(ends, default=0)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-            raise CoresetFileError(
-                f"{path} is foreign or damaged: its safetensors header is unreadable"
-            ) from error
+            raise CoresetFileError(f"{path} is foreign or damaged: its safetensors header is unreadable") from error
     if size < promised:
         raise CoresetFileError(f"{path} is truncated: its tensors need {promised} bytes, the file has {size}")
     return header

@@ -119,9 +119,7 @@ def cover_groups(
 
     array = draws.contiguous().numpy()
     _split(
-        lambda begin, end: _greedy.greedy_groups(
-            array, bounds, offsets, begin, end, rms, picks, weights, costs
-        ),
+        lambda begin, end: _greedy.greedy_groups(array, bounds, offsets, begin, end, rms, picks, weights, costs),
         np.diff(bounds) ** 2 * array.shape[0] * array.shape[2],
     )
     if np.isnan(costs).any():
@@ -258,9 +256,7 @@ def _tensor(values: Any, argument: str) -> Tensor:
 
 def _check_size(size: int, n: int) -> None:
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)):
-        raise TypeError(
-            f"size must be an integer, got {size!r}; for a share of the rows pass round(share * n)"
-        )
+        raise TypeError(f"size must be an integer, got {size!r}; for a share of the rows pass round(share * n)")
     if not 1 <= size <= n:
         raise ValueError(f"size must be between 1 and the {n} rows there are, got {size}")
 
@@ -295,9 +291,7 @@ def _checked_vectors(vectors: Any, pools: bool = False) -> Tensor:
         raise ValueError(f"vectors must be {shapes} and not empty, got shape {tuple(values.shape)}")
     if not bool(torch.isfinite(values).all()):
         bad = values[~torch.isfinite(values)]
-        raise ValueError(
-            f"vectors must be finite, got {len(bad)} entries that are not, the first {bad[0].item()}"
-        )
+        raise ValueError(f"vectors must be finite, got {len(bad)} entries that are not, the first {bad[0].item()}")
     if values.dtype not in (torch.float32, torch.float64):
         values = values.float()
     return values[None] if values.ndim == 2 else values
@@ -307,17 +301,13 @@ def _checked_groups(starts: Any, sizes: Any, n: int) -> tuple[np.ndarray, np.nda
     bounds = torch.as_tensor(starts).to("cpu", torch.int64).numpy()
     keep = torch.as_tensor(sizes).to("cpu", torch.int64).numpy()
     if bounds.ndim != 1 or keep.ndim != 1 or len(bounds) != len(keep) + 1 or len(keep) == 0:
-        raise ValueError(
-            f"starts must hold one entry more than sizes, got shapes {bounds.shape} and {keep.shape}"
-        )
+        raise ValueError(f"starts must hold one entry more than sizes, got shapes {bounds.shape} and {keep.shape}")
     rows = np.diff(bounds)
     if bounds[0] < 0 or bounds[-1] > n or (rows < 0).any():
         raise ValueError(f"starts must rise from 0 to at most the {n} rows there are, got {bounds.tolist()}")
     if ((keep < 1) | (keep > rows)).any():
         g = int(((keep < 1) | (keep > rows)).argmax())
-        raise ValueError(
-            f"sizes must be between 1 and the rows of a group, got {keep[g]} of {rows[g]} in group {g}"
-        )
+        raise ValueError(f"sizes must be between 1 and the rows of a group, got {keep[g]} of {rows[g]} in group {g}")
     return bounds, keep
 
 
@@ -336,6 +326,4 @@ def _not_distances(argument: str, values: Tensor) -> ValueError:
                 f"distances must be finite and non-negative, got {bad[0].item():.6g}; "
                 "clamp rounding errors with .clamp(min=0), turn similarities s into distances s.max() - s"
             )
-    return ValueError(
-        "distances must have finite sums, got entries too large to add up in float64; scale them down"
-    )
+    return ValueError("distances must have finite sums, got entries too large to add up in float64; scale them down")

@@ -88,4 +88,6 @@ def _read_labels(dataset: Dataset[Any], num_workers: int, progress: bool) -> lis
 
 
 def _only_labels(items: list[Any]) -> list[Any]:
-    return [label.item() if isinstance(label := label_of(item), Tensor) and label.ndim == 0 else label for item in items]
+    return [
+        label.item() if isinstance(label := label_of(item), Tensor) and label.ndim == 0 else label for item in items
+    ]

@@ -38,7 +38,9 @@ def head_name(model: nn.Module) -> str:
 def modules_of(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
     """The modules that `layers` stands for and that hold parameters of their own, in the order of the model."""
     everything = {
-        name: module for name, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None
+        name: module
+        for name, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
     }
     if callable(layers):
         found = {name: module for name, module in everything.items() if layers(name, module)}

@@ -19,9 +19,7 @@ _TOP, _MARGIN = 78, 20
 _INK, _FAINT = "#1a1a1a", "#6e6e6e"
 
 
-def draw(
-    coreset: SyntheticCoreset, path: str | os.PathLike[str], *, rows: int = 20, columns: int = 10
-) -> None:
+def draw(coreset: SyntheticCoreset, path: str | os.PathLike[str], *, rows: int = 20, columns: int = 10) -> None:
     """Writes the images to `path` (.png, .pdf, .svg): at most so many rows, one a class, of so many images.
 
     Short rows stand in blocks side by side.
@@ -37,15 +35,10 @@ def draw(
 
     widest = max(len(row) for row in shown)
     depth = _depth(len(shown), widest)
-    blocks = [
-        _canvas(coreset.pixels(), shown[start : start + depth], widest)
-        for start in range(0, len(shown), depth)
-    ]
+    blocks = [_canvas(coreset.pixels(), shown[start : start + depth], widest) for start in range(0, len(shown), depth)]
     (height, block_width), tile = blocks[0].shape[:2], _tile(coreset)[0]
     label = 24 + 9 * max(map(len, names))
-    width = max(
-        _MARGIN + len(blocks) * (label + block_width), _MARGIN + 12 * len(title), _MARGIN + 7 * len(line)
-    )
+    width = max(_MARGIN + len(blocks) * (label + block_width), _MARGIN + 12 * len(title), _MARGIN + 7 * len(line))
     page = _Page(figures, width + _MARGIN, _TOP + height + _MARGIN)
     page.text(_MARGIN, 30, title, fontsize=14, weight="bold", color=_INK)
     page.text(_MARGIN, 54, line, fontsize=9, color=_FAINT)
@@ -53,9 +46,7 @@ def draw(
         left = number * (label + block_width) + label
         page.image(left, _TOP, block)
         for row, name in enumerate(names[number * depth : (number + 1) * depth]):
-            page.text(
-                left - 12, _TOP + row * (tile + _GAP) + tile / 2, name, ha="right", fontsize=10, color=_INK
-            )
+            page.text(left - 12, _TOP + row * (tile + _GAP) + tile / 2, name, ha="right", fontsize=10, color=_INK)
     page.figure.savefig(path)
 
 

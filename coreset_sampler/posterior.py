@@ -123,6 +123,4 @@ class Snapshots:
             wrong = [name for name, value in state.items() if name not in own or own[name].shape != value.shape]
             if wrong:
                 raise ValueError(f"a snapshot does not fit the model: {wrong[:3]} are unknown or of another shape")
-        return [
-            {name: value.to(own[name].device) for name, value in state.items()} for state in self.states[-draws:]
-        ]
+        return [{name: value.to(own[name].device) for name, value in state.items()} for state in self.states[-draws:]]

@@ -129,15 +129,11 @@ class ZCA:
         if self.matrix.ndim != 2 or self.matrix.shape[0] != self.matrix.shape[1]:
             raise ValueError(f"matrix must be square, (c*h*w, c*h*w), got shape {tuple(self.matrix.shape)}")
         if (self.mean is None) != (self.convention == "C"):
-            raise ValueError(
-                f"conventions A and B need mean (c*h*w,), C has none; got convention {self.convention}"
-            )
+            raise ValueError(f"conventions A and B need mean (c*h*w,), C has none; got convention {self.convention}")
         if self.mean is not None and self.mean.shape != self.matrix.shape[:1]:
             raise ValueError(f"mean must have shape ({len(self.matrix)},), got {tuple(self.mean.shape)}")
         if self.convention == "B" and self.first is None:
-            raise ValueError(
-                "convention B normalises per channel first: pass first=Normalize(mean=..., std=...)"
-            )
+            raise ValueError("convention B normalises per channel first: pass first=Normalize(mean=..., std=...)")
         for name, values in (("matrix", self.matrix), ("mean", self.mean)):
             if values is not None and not bool(torch.isfinite(values).all()):
                 raise ValueError(f"{name} must be finite")
@@ -149,9 +145,7 @@ class ZCA:
         Costs n d^2 for the covariance and d^3 for its eigenvectors, d = c h w: about a minute for CIFAR-10.
         """
         if pixels.ndim != 4 or not pixels.is_floating_point():
-            raise ValueError(
-                f"pixels must be floats (n, c, h, w) in [0, 1], got {pixels.dtype} {tuple(pixels.shape)}"
-            )
+            raise ValueError(f"pixels must be floats (n, c, h, w) in [0, 1], got {pixels.dtype} {tuple(pixels.shape)}")
         n, d = len(pixels), pixels[0].numel()
         probe = cls(convention, torch.zeros(d, d), None if convention == "C" else torch.zeros(d), first)
         total, second = torch.zeros(d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
@@ -180,9 +174,7 @@ class ZCA:
 
     def _check(self, images: Tensor) -> None:
         if images.ndim < 3 or images.shape[-3:].numel() != len(self.matrix):
-            raise ValueError(
-                f"this ZCA is for images of {len(self.matrix)} values, got shape {tuple(images.shape)}"
-            )
+            raise ValueError(f"this ZCA is for images of {len(self.matrix)} values, got shape {tuple(images.shape)}")
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Whitened pixels."""

@@ -114,7 +114,12 @@ class Probe:
         self.figures: dict[str, float] = {}
         self.forward_examples = 0
         self._dataset, self._collate_fn = dataset, collate_fn
-        self._batch_size, self._num_workers, self._progress, self._seed = batch_size, num_workers, progress, seed
+        self._batch_size, self._num_workers, self._progress, self._seed = (
+            batch_size,
+            num_workers,
+            progress,
+            seed,
+        )
         self._runner = _Runner(self.model, forward or default_forward)
         self._buffers = {f"model.{name}": value.clone() for name, value in self.model.named_buffers()}
         first = next(self.model.parameters(), None)
@@ -173,7 +178,7 @@ class Probe:
         loader = DataLoader(
             self._dataset,
             batch_size=self._batch_size,
-            sampler=order.tolist(),  # type: ignore[arg-type]
+            sampler=order.tolist(),
             num_workers=self._num_workers,
             collate_fn=self._collate_fn,
             generator=torch.Generator().manual_seed(self._seed),

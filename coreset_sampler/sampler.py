@@ -78,7 +78,10 @@ class CoresetSampler(Sampler[int]):
         self.weights = weights
         self.selection_set = dataset if selection_set is None else selection_set
         self.forward, self.collate_fn = forward, collate_fn
-        self.batch_size, self.num_workers = _whole("batch_size", batch_size, 1), _whole("num_workers", num_workers, 0)
+        self.batch_size, self.num_workers = (
+            _whole("batch_size", batch_size, 1),
+            _whole("num_workers", num_workers, 0),
+        )
         self.progress = progress
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -106,7 +109,9 @@ class CoresetSampler(Sampler[int]):
         self._exhausted = False  # whether it has come to its end
         self._resume_at = 0
         self._clock_start: float | None = None
-        self._spent: dict[str, float] = dict.fromkeys(("selections", "put_off", "seconds", "wall", "forward_examples"), 0)
+        self._spent: dict[str, float] = dict.fromkeys(
+            ("selections", "put_off", "seconds", "wall", "forward_examples"), 0
+        )
         self._last: dict[str, float] = {}
 
     @property
@@ -186,7 +191,10 @@ class CoresetSampler(Sampler[int]):
         """
         finished = self._started and self._exhausted and position is None
         ahead = self._resume_at if not self._started else self._position
-        self._spent["wall"], self._clock_start = self._wall(), time.perf_counter() if self._clock_start else None
+        self._spent["wall"], self._clock_start = (
+            self._wall(),
+            time.perf_counter() if self._clock_start else None,
+        )
         return {
             "version": 1,
             "n": self._n,
@@ -207,7 +215,9 @@ class CoresetSampler(Sampler[int]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where `state_dict` was called. A state of another data set or size is refused and nothing changes."""
         if state.get("version") != 1:
-            raise ValueError(f"this is not a state of CoresetSampler that this version reads: version {state.get('version')}")
+            raise ValueError(
+                f"this is not a state of CoresetSampler that this version reads: version {state.get('version')}"
+            )
         own = {"n": self._n, "size": self.size, "seed": self.seed, "labels": _fingerprint(self.labels)}
         for key, value in own.items():
             if state[key] != value:
@@ -246,7 +256,9 @@ class CoresetSampler(Sampler[int]):
         began = time.perf_counter()
         for name, dataset in (("dataset", self.dataset), ("selection_set", self.selection_set)):
             if _length(dataset) != self._n:
-                raise ValueError(f"{name} had {self._n} examples when the sampler was made and has {_length(dataset)} now")
+                raise ValueError(
+                    f"{name} had {self._n} examples when the sampler was made and has {_length(dataset)} now"
+                )
         plain = self.selection_set.dataset if isinstance(self.selection_set, Weighted) else self.selection_set
         seed = _mixed(self.seed, epoch, _SELECT)
         memory = dict(self._memory)
@@ -303,7 +315,7 @@ class CoresetSampler(Sampler[int]):
         return [WeightedIndex(index, weight) for index, weight in zip(indices, scaled, strict=True)]
 
 
-class DistributedCoresetSampler(CoresetSampler, DistributedSampler):  # type: ignore[type-arg]
+class DistributedCoresetSampler(CoresetSampler, DistributedSampler):
     """The same, each process drawing its own equal share: for torchrun, timm and Ray, which leave sharding to the sampler.
 
     Shares are made equal by repeating a few indices, or with `drop_last` by leaving a few out.

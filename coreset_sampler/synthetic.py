@@ -102,9 +102,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
 
     def _images(self) -> Tensor:
         if self.inputs.ndim != 4 or self.inputs.shape[1] not in (1, 3):
-            raise ValueError(
-                f"only images (n, 1 or 3, h, w) have pixels, inputs are {tuple(self.inputs.shape)}"
-            )
+            raise ValueError(f"only images (n, 1 or 3, h, w) have pixels, inputs are {tuple(self.inputs.shape)}")
         return self.inputs
 
     def loss(self, outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -113,9 +111,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         Plain cross-entropy takes logits for probabilities without complaint, which is why this exists.
         """
         if self.target_kind == "regression":
-            each = (
-                functional.mse_loss(outputs, targets.to(outputs.dtype), reduction="none").flatten(1).mean(1)
-            )
+            each = functional.mse_loss(outputs, targets.to(outputs.dtype), reduction="none").flatten(1).mean(1)
             return each.mean() if reduction == "mean" else each.sum() if reduction == "sum" else each
         if self.target_kind == "logits":
             targets = targets.softmax(-1)
@@ -130,9 +126,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         if self.target_kind == kind:
             return self
         if self.target_kind == "regression" and (kind == "soft" or self.targets.ndim != 2):
-            raise ValueError(
-                "regression targets are no probabilities; use with_targets('hard') or coreset.loss"
-            )
+            raise ValueError("regression targets are no probabilities; use with_targets('hard') or coreset.loss")
         targets = self.targets
         if kind == "hard":
             targets = targets.argmax(-1)
@@ -201,9 +195,7 @@ def load_coreset(name_or_path: str | os.PathLike[str]) -> SyntheticCoreset:
         return SyntheticCoreset.load(zoo.path(name_or_path))
     if not Path(name_or_path).exists():
         known = ", ".join(sorted(zoo.index()))
-        raise FileNotFoundError(
-            f"no file and no coreset is called {str(name_or_path)!r}. The package ships: {known}"
-        )
+        raise FileNotFoundError(f"no file and no coreset is called {str(name_or_path)!r}. The package ships: {known}")
     return SyntheticCoreset.load(name_or_path)
 
 
@@ -217,20 +209,14 @@ def _check_inputs(inputs: Tensor, targets: Tensor, preprocessing: Preprocessing)
     if inputs.ndim < 2 or len(inputs) == 0:
         raise ValueError(f"inputs must hold at least one example, (n, ...), got shape {tuple(inputs.shape)}")
     if targets.ndim == 0 or len(inputs) != len(targets):
-        raise ValueError(
-            f"each input needs one target, got {len(inputs)} inputs and targets {tuple(targets.shape)}"
-        )
+        raise ValueError(f"each input needs one target, got {len(inputs)} inputs and targets {tuple(targets.shape)}")
     if inputs.dtype == torch.uint8 and preprocessing.kind != "raw":
-        raise ValueError(
-            f"bytes are raw pixels: pass preprocessing=Raw(), or floats already {preprocessing.kind}d"
-        )
+        raise ValueError(f"bytes are raw pixels: pass preprocessing=Raw(), or floats already {preprocessing.kind}d")
     if inputs.is_complex() or inputs.dtype == torch.bool:
         raise ValueError(f"inputs must be floats, integers or bytes, got {inputs.dtype}")
     if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
         where = (~torch.isfinite(inputs.flatten(1)).all(1)).nonzero().flatten().tolist()
-        raise ValueError(
-            f"inputs must be finite; NaN or infinity in {len(where)} example(s), first {where[0]}"
-        )
+        raise ValueError(f"inputs must be finite; NaN or infinity in {len(where)} example(s), first {where[0]}")
 
 
 def _check_targets(
@@ -244,14 +230,10 @@ def _check_targets(
     known = len(classes) if classes is not None else num_classes
     if kind == "hard":
         if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
-            raise ValueError(
-                f"hard targets must be integers (n,), got {targets.dtype} {tuple(targets.shape)}"
-            )
+            raise ValueError(f"hard targets must be integers (n,), got {targets.dtype} {tuple(targets.shape)}")
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or (known is not None and high >= known):
-            raise ValueError(
-                f"hard targets must be classes 0..{'' if known is None else known - 1}, got {low}..{high}"
-            )
+            raise ValueError(f"hard targets must be classes 0..{'' if known is None else known - 1}, got {low}..{high}")
         return high + 1 if known is None else known
     if not targets.is_floating_point() or not bool(torch.isfinite(targets).all()):
         raise ValueError(f"{kind} targets must be finite floats, got {targets.dtype}")
@@ -285,9 +267,7 @@ def _plain(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     try:
         result: dict[str, Any] = json.loads(json.dumps(dict(values), allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name} must hold only what JSON can (text, finite numbers, lists, dicts): {error}"
-        ) from None
+        raise ValueError(f"{name} must hold only what JSON can (text, finite numbers, lists, dicts): {error}") from None
     return result
 
 

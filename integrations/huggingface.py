@@ -60,25 +60,19 @@ class HuggingFaceDataset(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"pixel_values": self.config(self.pixels[index]), "labels": self.targets[index]}
 
-    def compute_loss(
-        self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
+    def compute_loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """The coreset's own loss, in the form that `Trainer(compute_loss_func=...)` calls.
 
         The trainer counts label entries over all accumulated batches and leaves dividing to this function.
         """
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         total = self.loss(logits, labels, reduction="sum")
-        examples = (
-            len(labels) if num_items_in_batch is None else num_items_in_batch * len(labels) / labels.numel()
-        )
+        examples = len(labels) if num_items_in_batch is None else num_items_in_batch * len(labels) / labels.numel()
         return total / examples
 
     def set_transform(self, *_: Any, **__: Any) -> None:
         """Refuses: a processor set here would work on images that are done."""
-        raise TypeError(
-            "for_huggingface's images are sized and normalised already; a transform would do it again"
-        )
+        raise TypeError("for_huggingface's images are sized and normalised already; a transform would do it again")
 
     with_transform = map = set_transform
 

@@ -85,7 +85,11 @@ def network() -> nn.Sequential:
     layers: list[nn.Module] = []
     channels = 1
     for width, pool in ((16, True), (32, True), (64, True), (64, False)):
-        layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+        layers += [
+            nn.Conv2d(channels, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+        ]
         layers += [nn.MaxPool2d(2)] if pool else []
         channels = width
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
@@ -235,7 +239,9 @@ def jobs_of(args: argparse.Namespace) -> list[dict]:
         cells = [(noise, name) for noise in NOISES for name in STRATEGIES]
         return [dict(noise=n, strategy=s, trial=list(TUNED[n, s]), seed=k) for n, s in cells for k in range(args.seeds)]
     trial = list(TUNED.get((0.5, "stable"), TRIALS[1]))
-    return [dict(noise=0.5, strategy=name, trial=trial, seed=200 + k) for name in ablations() for k in range(args.seeds)]
+    return [
+        dict(noise=0.5, strategy=name, trial=trial, seed=200 + k) for name in ablations() for k in range(args.seeds)
+    ]
 
 
 def report(command: str, rows: list[dict]) -> None:
@@ -250,7 +256,9 @@ def report(command: str, rows: list[dict]) -> None:
             best = max(found, key=lambda row: row["accuracy"])
             print(f"    {cell}: {tuple(best['trial'])},  # validation {best['accuracy']:.4f}")
         return
-    print("| noise | strategy | lr, batch, passes | accuracy | selection's share | clean labels |\n|---|---|---|---|---|---|")
+    print(
+        "| noise | strategy | lr, batch, passes | accuracy | selection's share | clean labels |\n|---|---|---|---|---|---|"
+    )
     for (noise, name), found in cells.items():
         trial = ", ".join(f"{value:g}" for value in found[0]["trial"])
         share = statistics.mean(row["share"] for row in found)
@@ -267,11 +275,18 @@ def main() -> None:
     parser.add_argument("--strategy", choices=STRATEGIES, default="stable", help="for run")
     parser.add_argument("--lr", type=float, help="for run; default: the tuned one")
     parser.add_argument("--batch-size", type=int, help="for run; default: the tuned one")
-    parser.add_argument("--passes", type=float, help="passes over the training examples, for run; default: the tuned number")
+    parser.add_argument(
+        "--passes", type=float, help="passes over the training examples, for run; default: the tuned number"
+    )
     parser.add_argument("--seed", type=int, default=0, help="for run")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="for table and ablation (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each (default: %(default)s)")
-    parser.add_argument("--log", type=Path, default=Path("runs/fashion_mnist_noise.jsonl"), help="results (default: %(default)s)")
+    parser.add_argument(
+        "--log",
+        type=Path,
+        default=Path("runs/fashion_mnist_noise.jsonl"),
+        help="results (default: %(default)s)",
+    )
     args = parser.parse_args()
     args.log.parent.mkdir(parents=True, exist_ok=True)
     cache = args.log.parent / "fashion_mnist.pt"

@@ -55,16 +55,12 @@ def train(coreset: SyntheticCoreset, seed: int) -> nn.Module:
 @torch.no_grad()
 def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     model.eval()
-    right = [
-        (model(x).argmax(1) == y).sum() for x, y in zip(inputs.split(500), labels.split(500), strict=True)
-    ]
+    right = [(model(x).argmax(1) == y).sum() for x, y in zip(inputs.split(500), labels.split(500), strict=True)]
     return float(sum(right)) / len(labels)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file")
     parser.add_argument("--data", required=True, help="folder of CIFAR-10 for datasets.load_dataset")
     parser.add_argument("--seeds", type=int, default=3)
@@ -74,9 +70,7 @@ def main() -> None:
 
     coreset = read_published(arguments.file)
     test = datasets.load_dataset(arguments.data, split="test")
-    pixels = (
-        torch.from_numpy(np.stack([np.asarray(image) for image in test["img"]])).permute(0, 3, 1, 2) / 255
-    )
+    pixels = torch.from_numpy(np.stack([np.asarray(image) for image in test["img"]])).permute(0, 3, 1, 2) / 255
     inputs, labels = coreset.preprocessing(pixels), torch.tensor(test["label"][:])
     print(coreset, coreset.preprocessing, f"{len(labels)} test images", sep="\n")
 

@@ -8,5 +8,5 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that tests find scenarios.p
 
 
 @pytest.fixture(autouse=True)
-def _two_threads() -> None:
-    torch.set_num_threads(2)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # the networks here are too small for more

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
@@ -52,7 +54,10 @@ def _trained_state() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        train(model, [(x[i], y[i]) for _ in range(3) for i in torch.randperm(1797, generator=generator).split(64)])
+        train(
+            model,
+            [(x[i], y[i]) for _ in range(3) for i in torch.randperm(1797, generator=generator).split(64)],
+        )
     return model.state_dict()
 
 
@@ -61,3 +66,12 @@ def trained_net() -> nn.Sequential:
     model = conv_net()
     model.load_state_dict(_trained_state())
     return model
+
+
+def run_snippets(page: Path) -> None:
+    """Runs the python blocks of a page as printed, one after the other, with the names of those before."""
+    snippets = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert snippets, f"{page.name} has no python blocks"
+    names: dict[str, object] = {}
+    for snippet in snippets:
+        exec(compile(snippet, page.name, "exec"), names)

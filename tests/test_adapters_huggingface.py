@@ -61,9 +61,7 @@ def train(train_set, tmp_path, model=None, **kwargs):
     model = vit() if model is None else model
     seen = []
     model.vit.embeddings.register_forward_pre_hook(
-        lambda _, args, named: seen.append(
-            (named.get("pixel_values") if not args else args[0]).detach().clone()
-        ),
+        lambda _, args, named: seen.append((named.get("pixel_values") if not args else args[0]).detach().clone()),
         with_kwargs=True,
     )
     settings = {
@@ -81,9 +79,7 @@ def train(train_set, tmp_path, model=None, **kwargs):
         disable_tqdm=True,
         **settings,
     )
-    trainer = transformers.Trainer(
-        model, arguments, train_dataset=train_set, processing_class=processor(), **kwargs
-    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=train_set, processing_class=processor(), **kwargs)
     trainer.train()
     return model, torch.cat(seen)
 
@@ -128,9 +124,7 @@ def test_the_tensors_are_those_the_processor_makes_of_the_same_picture(settings,
 
 def test_a_processor_with_shortest_edge_and_crop_is_followed():
     clip = transformers.CLIPImageProcessor(size={"shortest_edge": 40}, crop_size={"height": 36, "width": 36})
-    picture = (
-        torch.nn.functional.interpolate(torch.rand(1, 3, 6, 6), (32, 32), mode="bilinear")[0] * 255
-    ).byte()
+    picture = (torch.nn.functional.interpolate(torch.rand(1, 3, 6, 6), (32, 32), mode="bilinear")[0] * 255).byte()
     theirs = clip(images=picture.permute(1, 2, 0).numpy(), return_tensors="pt")["pixel_values"][0]
     coreset = SyntheticCoreset(picture[None], torch.tensor([0]), preprocessing=Raw())
     ours = for_huggingface(coreset, clip)[0]["pixel_values"]
@@ -196,14 +190,10 @@ class TestDatasets:
         pixels = torch.rand(60, 3, 4, 4, generator=torch.Generator().manual_seed(0))
         zca = ZCA.fit(pixels)
         names = ("a", "b", "c")
-        yield SyntheticCoreset(
-            zca(pixels[:6]), torch.arange(6) % 3, preprocessing=zca, classes=names, method="MTT"
-        )
+        yield SyntheticCoreset(zca(pixels[:6]), torch.arange(6) % 3, preprocessing=zca, classes=names, method="MTT")
         yield grey_coreset()
         yield grey_coreset("logits")
-        yield SyntheticCoreset(
-            (pixels[:6] * 255).byte(), torch.arange(6) % 3, preprocessing=Raw(), provenance={"n": 3}
-        )
+        yield SyntheticCoreset((pixels[:6] * 255).byte(), torch.arange(6) % 3, preprocessing=Raw(), provenance={"n": 3})
         yield SyntheticCoreset(torch.rand(6, 7), torch.rand(6), preprocessing=Raw(), target_kind="regression")
         yield SyntheticCoreset(torch.randint(0, 9, (6, 7)), torch.arange(6), preprocessing=Raw())
 

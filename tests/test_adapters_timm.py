@@ -88,9 +88,7 @@ def test_the_result_is_what_timms_own_evaluation_transform_gives_a_picture():
     image = pytest.importorskip("PIL.Image")
     model = resnet()
     config = resolve_model_data_config(model) | {"crop_pct": 1.0}
-    picture = (
-        torch.nn.functional.interpolate(torch.rand(1, 3, 5, 5), (32, 32), mode="bilinear")[0] * 255
-    ).byte()
+    picture = (torch.nn.functional.interpolate(torch.rand(1, 3, 5, 5), (32, 32), mode="bilinear")[0] * 255).byte()
     theirs = create_transform(**config)(image.fromarray(picture.permute(1, 2, 0).numpy()))
     coreset = SyntheticCoreset(picture[None], torch.tensor([0]), preprocessing=Raw(), num_classes=2)
     ours, _ = for_timm(coreset, model)[0]
@@ -143,14 +141,10 @@ def test_timms_create_loader_cannot_normalise_twice_or_truncate(prefetcher):
     model = resnet()
     train_set = for_timm(grey_coreset(), model)
     with pytest.raises(TypeError, match=r"normalised already.*DataLoader"):
-        create_loader(
-            train_set, (3, 224, 224), 4, use_prefetcher=prefetcher, device=torch.device("cpu"), num_workers=0
-        )
+        create_loader(train_set, (3, 224, 224), 4, use_prefetcher=prefetcher, device=torch.device("cpu"), num_workers=0)
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda d: Subset(d, range(8)), lambda d: torch.utils.data.ConcatDataset([d, d])]
-)
+@pytest.mark.parametrize("wrap", [lambda d: Subset(d, range(8)), lambda d: torch.utils.data.ConcatDataset([d, d])])
 def test_not_even_through_a_wrapper_does_the_prefetcher_get_to_make_bytes(wrap):
     wrapped = wrap(for_timm(grey_coreset(), resnet()))
     loader = create_loader(

@@ -8,7 +8,14 @@ from scenarios import conv_net, digits, trained_net
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, SphericalGaussian, Weighted, strategies
+from coreset_sampler import (
+    Coreset,
+    CoresetSampler,
+    DistributedCoresetSampler,
+    SphericalGaussian,
+    Weighted,
+    strategies,
+)
 
 
 class Stream(IterableDataset):
@@ -49,7 +56,10 @@ def soft():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fraction": 10}, r"fraction must be in \(0, 1\], got 10\. To keep 10 examples pass size=10; to keep 10 %"),
+        (
+            {"fraction": 10},
+            r"fraction must be in \(0, 1\], got 10\. To keep 10 examples pass size=10; to keep 10 %",
+        ),
         ({"fraction": 0.0}, "fraction must be"),
         ({"fraction": float("nan")}, "fraction must be"),
         ({"size": 1798}, "between 1 and the data set's 1797 examples, got 1798"),
@@ -58,11 +68,17 @@ def soft():
         ({}, "either fraction or size"),
         ({"size": 5, "fraction": 0.1}, "either fraction or size"),
         ({"size": 50, "weights": "draws"}, "weights must be one of 'draw', 'loss', 'none', got 'draws'"),
-        ({"size": 50, "max_overhead": 25}, r"max_overhead must be a share of the wall time in \(0, 1\), got 25"),
+        (
+            {"size": 50, "max_overhead": 25},
+            r"max_overhead must be a share of the wall time in \(0, 1\), got 25",
+        ),
         ({"size": 50, "reselect_every": 0}, "reselect_every must be"),
         ({"size": 50, "batch_size": 0}, "batch_size must be"),
         ({"size": 50, "seed": -1}, "seed must be"),
-        ({"size": 50, "selection_set": TensorDataset(torch.zeros(3))}, "selection_set must have the same 1797"),
+        (
+            {"size": 50, "selection_set": TensorDataset(torch.zeros(3))},
+            "selection_set must have the same 1797",
+        ),
         ({"size": 50, "labels": [0, 1]}, "one entry for each of the 1797 examples, got 2"),
         ({"size": 50, "labels": torch.rand(1797)}, "whole number"),
         ({"size": 50, "labels": torch.full((1797,), -1)}, "0 or more, got -1"),
@@ -81,7 +97,10 @@ def test_settings_are_checked_when_the_sampler_is_made(settings, message):
         (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy="stable"), "must be a function"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, weights="loss"), "Weighted"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, sise=5), "sise"),
-        (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=lambda v, s, g: [1]).select(), "Coreset"),
+        (
+            lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=lambda v, s, g: [1]).select(),
+            "Coreset",
+        ),
     ],
 )
 def test_wrong_kinds_are_named(build, message):

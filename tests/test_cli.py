@@ -131,9 +131,7 @@ def test_show_says_what_it_leaves_out():
     assert _hidden(labels, [torch.arange(10)] * 3, [0, 1, 2]) == ""
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "depth"), [(10, 1, 5), (10, 10, 10), (9, 1, 3), (2, 1, 2), (20, 2, 10)]
-)
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(10, 1, 5), (10, 10, 10), (9, 1, 3), (2, 1, 2), (20, 2, 10)])
 def test_short_rows_stand_side_by_side_with_no_place_empty(rows, columns, depth):
     from coreset_sampler.picture import _depth
 
@@ -149,8 +147,6 @@ def test_a_table_cannot_be_shown(capsys, tmp_path):
 
 
 def test_the_command_runs_as_a_module():
-    result = subprocess.run(
-        [sys.executable, "-m", "coreset_sampler.cli", "zoo"], capture_output=True, text=True
-    )
+    result = subprocess.run([sys.executable, "-m", "coreset_sampler.cli", "zoo"], capture_output=True, text=True)
     assert result.returncode == 0
     assert "digits/k-center-1" in result.stdout

@@ -217,9 +217,7 @@ def test_duplicates_are_at_exactly_zero_and_the_matrix_is_exactly_symmetric() ->
 def test_the_torch_path_picks_the_same(name: str, distances: Tensor) -> None:
     for size in sizes_for(len(distances)):
         expected = facility_location(distances, size)
-        picks, weights, cost = _greedy_torch.lazy(
-            distances.__getitem__, len(distances), size, distances.device
-        )
+        picks, weights, cost = _greedy_torch.lazy(distances.__getitem__, len(distances), size, distances.device)
         assert torch.equal(picks, expected.indices)
         assert torch.equal(weights, expected.weights)
         assert cost == pytest.approx(distances[:, picks].double().min(1).values.sum().item(), rel=1e-12)
@@ -258,9 +256,7 @@ def test_the_answer_does_not_depend_on_the_number_of_threads() -> None:
 def test_callers_on_several_threads_do_not_disturb_each_other() -> None:
     distances = pairwise_distances(torch.randn(1200, 3, generator=torch.Generator().manual_seed(10)))
     expected, found = facility_location(distances, 50), []
-    callers = [
-        threading.Thread(target=lambda: found.append(facility_location(distances, 50))) for _ in range(4)
-    ]
+    callers = [threading.Thread(target=lambda: found.append(facility_location(distances, 50))) for _ in range(4)]
     for caller in callers:
         caller.start()
     for caller in callers:

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import re
 import struct
 import zipfile
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scenarios import run_snippets
 
 from coreset_sampler.coreset_file import CoresetFileError
 from coreset_sampler.formats import READERS, read_experts, read_published
@@ -52,9 +52,7 @@ class TestCondensation:
     def test_the_older_name_without_a_method_is_read_too(self, tmp_path):
         assert read_published(save_dc(tmp_path, "res_SVHN_ConvNet_2ipc.pt")).preprocessing.mean[0] == 0.4377
 
-    @pytest.mark.parametrize(
-        "name", ["mine.pt", "res_DC_Birds_ConvNet_2ipc.pt", "res_DC_MNIST_ConvNet_2ipc.pt"]
-    )
+    @pytest.mark.parametrize("name", ["mine.pt", "res_DC_Birds_ConvNet_2ipc.pt", "res_DC_MNIST_ConvNet_2ipc.pt"])
     def test_an_unknown_data_set_or_one_of_another_shape_is_asked_for(self, tmp_path, name):
         with pytest.raises(
             ValueError, match=r"does not say how[\s\S]*read_published\(.*preprocessing=Normalize\(mean="
@@ -88,10 +86,7 @@ class TestTrajectoryMatching:
         with pytest.raises(ValueError) as error:
             read_published(tmp_path / "images_best.pt")
         message = str(error.value)
-        assert (
-            f"read_published({str(tmp_path / 'images_best.pt')!r}, preprocessing=Normalize(mean=(0.4914"
-            in message
-        )
+        assert f"read_published({str(tmp_path / 'images_best.pt')!r}, preprocessing=Normalize(mean=(0.4914" in message
         assert 'preprocessing=ZCA.fit(train_pixels, convention="A"))' in message
 
     def test_the_call_that_the_error_prints_works(self, tmp_path):
@@ -119,9 +114,7 @@ class TestTrajectoryMatching:
             torch.save(images() * scale, tmp_path / f"images_{tag}.pt")
             torch.save(labels(), tmp_path / f"labels_{tag}.pt")
         assert torch.equal(read_published(tmp_path, preprocessing=CIFAR).inputs, images())
-        assert torch.equal(
-            read_published(tmp_path / "images_2000.pt", preprocessing=CIFAR).inputs, images() * 2
-        )
+        assert torch.equal(read_published(tmp_path / "images_2000.pt", preprocessing=CIFAR).inputs, images() * 2)
         (tmp_path / "images_best.pt").unlink()
         with pytest.raises(CoresetFileError, match="several steps, 1000, 2000: point at one"):
             read_published(tmp_path, preprocessing=CIFAR)
@@ -224,9 +217,7 @@ class TestKernelMethods:
                 "shape": {str(i): s for i, s in enumerate(x.shape)},
                 "chunks": pieces,
             }
-        scalar = msgpack.ExtType(
-            3, msgpack.packb(((), "float32", np.float32(3).tobytes()), use_bin_type=True)
-        )
+        scalar = msgpack.ExtType(3, msgpack.packb(((), "float32", np.float32(3).tobytes()), use_bin_type=True))
         state = {
             "step": 7,
             "params": {"x_proto": leaf, "y_proto": array(y)},
@@ -398,9 +389,7 @@ class TestHuggingFaceFolders:
         return {"image": [image.new("L", (8, 8), 30 * i) for i in range(6)], "label": labels().tolist()}
 
     def features(self, datasets):
-        return datasets.Features(
-            {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])}
-        )
+        return datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])})
 
     @pytest.mark.parametrize("layout", ["saved", "dict", "parquet"])
     def test_images_and_class_names_are_read(self, tmp_path, layout):
@@ -432,10 +421,7 @@ class TestHuggingFaceFolders:
 
 class TestExperts:
     def buffer(self, trajectories=2, epochs=3, scale=1.0):
-        return [
-            [[torch.full((4, 3), scale * e), torch.zeros(4)] for e in range(epochs)]
-            for _ in range(trajectories)
-        ]
+        return [[[torch.full((4, 3), scale * e), torch.zeros(4)] for e in range(epochs)] for _ in range(trajectories)]
 
     def test_trajectories_come_file_by_file_in_numeric_order(self, tmp_path):
         for number in (0, 2, 10):
@@ -485,12 +471,8 @@ class TestSafety:
     @pytest.mark.parametrize("protocol", [2, 4])
     def test_a_malicious_pt_runs_nothing_and_its_global_is_named(self, tmp_path, protocol):
         path, witness = tmp_path / "res_DC_CIFAR10_ConvNet_10ipc.pt", tmp_path / "witness"
-        torch.save(
-            {"data": [[images(), labels()]], "accs": Malicious(witness)}, path, pickle_protocol=protocol
-        )
-        with pytest.raises(
-            CoresetFileError, match=r"10ipc\.pt is refused: it would import (builtins|io|_io)\.open"
-        ):
+        torch.save({"data": [[images(), labels()]], "accs": Malicious(witness)}, path, pickle_protocol=protocol)
+        with pytest.raises(CoresetFileError, match=r"10ipc\.pt is refused: it would import (builtins|io|_io)\.open"):
             read_published(path)
         assert not witness.exists()
 
@@ -571,9 +553,7 @@ class TestSafety:
             load(tmp_path / "bomb.npz")
 
     def test_a_small_compressed_npz_is_fine(self, tmp_path):
-        np.savez_compressed(
-            tmp_path / "fine.npz", images=np.zeros((10, 8, 8, 3), np.uint8), labels=np.arange(10)
-        )
+        np.savez_compressed(tmp_path / "fine.npz", images=np.zeros((10, 8, 8, 3), np.uint8), labels=np.arange(10))
         assert len(read_published(tmp_path / "fine.npz")) == 10
 
     def test_an_npz_array_that_claims_more_than_is_stored_is_refused(self, tmp_path):
@@ -636,13 +616,8 @@ class TestSafety:
 def test_the_snippets_of_the_docs_run_as_printed(page, tmp_path, monkeypatch):
     pytest.importorskip("timm")
     pytest.importorskip("transformers")
-    text = (Path(__file__).resolve().parents[1] / "docs" / page).read_text(encoding="utf-8")
     save_dc(tmp_path, "res_DC_CIFAR10_ConvNet_10ipc.pt")
     torch.save(images(channels=1, size=28), tmp_path / "images_best.pt")
     torch.save(labels(), tmp_path / "labels_best.pt")
     monkeypatch.chdir(tmp_path)
-    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert snippets
-    names = {}
-    for snippet in snippets:
-        exec(compile(snippet, page, "exec"), names)
+    run_snippets(Path(__file__).resolve().parents[1] / "docs" / page)

@@ -32,7 +32,10 @@ def everything(model):
 
 def assert_same(before, after):
     for part, value in before.items():
-        flat_before, flat_after = torch.utils._pytree.tree_leaves(value), torch.utils._pytree.tree_leaves(after[part])
+        flat_before, flat_after = (
+            torch.utils._pytree.tree_leaves(value),
+            torch.utils._pytree.tree_leaves(after[part]),
+        )
         assert len(flat_before) == len(flat_after), part
         for a, b in zip(flat_before, flat_after, strict=True):
             same = torch.equal(a, b) if isinstance(a, torch.Tensor) else np.array_equal(a, b)
@@ -201,7 +204,12 @@ def test_forward_understands_dicts_and_hugging_face_outputs():
     transformers = pytest.importorskip("transformers")
     datasets = pytest.importorskip("datasets")
     config = transformers.BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=50, num_labels=3
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        vocab_size=50,
+        num_labels=3,
     )
     generator = torch.Generator().manual_seed(0)
     rows = {
@@ -230,7 +238,9 @@ def test_forward_can_be_given():
 def test_selection_runs_inside_the_users_autocast():
     model, dtypes = trained_net(), set()
     model[9].register_forward_hook(lambda _, __, output: dtypes.add(output.dtype))
-    sampler = CoresetSampler(digits(), model, size=50, strategy=strategies.stable(posterior=SphericalGaussian(0.1, redraw=1)))
+    sampler = CoresetSampler(
+        digits(), model, size=50, strategy=strategies.stable(posterior=SphericalGaussian(0.1, redraw=1))
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         sampler.select()
     assert dtypes == {torch.bfloat16}

@@ -53,7 +53,10 @@ def test_a_hugging_face_encoder_gives_the_same_bits():
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100
     )
     model = transformers.BertForSequenceClassification(config)
-    batch = {"input_ids": torch.randint(0, 100, (4, 7)), "attention_mask": torch.ones(4, 7, dtype=torch.int64)}
+    batch = {
+        "input_ids": torch.randint(0, 100, (4, 7)),
+        "attention_mask": torch.ones(4, 7, dtype=torch.int64),
+    }
     batch["attention_mask"][0, 4:] = 0
     for redraw in (None, 1):
         assert_shared_equals_separate(model, lambda d: functional_call(model, d, (), batch).logits, "norm", redraw)

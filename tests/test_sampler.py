@@ -36,7 +36,7 @@ def sampler_of(dataset=None, **settings):
 
 
 def seen(loader):
-    return torch.cat([batch[0] for batch in loader]).tolist()
+    return [index for batch in loader for index in batch[0].tolist()]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
@@ -313,7 +313,8 @@ def test_a_distributed_sampler_deals_equal_shares_of_the_same_order():
     settings = {"size": 91, "strategy": strategies.uniform()}
     whole = list(CoresetSampler(digits(), trained_net(), **settings))
     shares = [
-        list(DistributedCoresetSampler(digits(), trained_net(), num_replicas=3, rank=rank, **settings)) for rank in range(3)
+        list(DistributedCoresetSampler(digits(), trained_net(), num_replicas=3, rank=rank, **settings))
+        for rank in range(3)
     ]
     assert [len(share) for share in shares] == [31, 31, 31]
     dealt = [index for step in zip(*shares, strict=True) for index in step]
@@ -325,5 +326,6 @@ def test_a_distributed_sampler_deals_equal_shares_of_the_same_order():
     ]
     assert [len(share) for share in dropped] == [30, 30, 30]
     assert isinstance(
-        DistributedCoresetSampler(digits(), trained_net(), size=9), torch.utils.data.distributed.DistributedSampler
+        DistributedCoresetSampler(digits(), trained_net(), size=9),
+        torch.utils.data.distributed.DistributedSampler,
     )

@@ -34,7 +34,10 @@ def select(strategy, *, size=100, seed=0, dataset=None, model=None):
     [
         ("exactly size", lambda v, s, g: Coreset(torch.arange(s - 1), torch.ones(s - 1))),
         ("sum to", lambda v, s, g: Coreset(torch.arange(s), torch.ones(s) * 7)),
-        ("same seed", lambda v, s, g: Coreset(torch.randperm(len(v.labels))[:s], torch.full((s,), len(v.labels) / s))),
+        (
+            "same seed",
+            lambda v, s, g: Coreset(torch.randperm(len(v.labels))[:s], torch.full((s,), len(v.labels) / s)),
+        ),
     ],
 )
 def test_the_public_check_names_the_rule_that_is_broken(rule, strategy):
@@ -141,7 +144,9 @@ def test_k_center_is_within_twice_the_best_radius():
     for _ in range(20):
         vectors = torch.randn(9, 2, generator=generator)
         distances = torch.cdist(vectors, vectors)
-        best = min(float(distances[list(s)].min(0).values.max()) for s in torch.combinations(torch.arange(9), 3).tolist())
+        best = min(
+            float(distances[list(s)].min(0).values.max()) for s in torch.combinations(torch.arange(9), 3).tolist()
+        )
         coreset = farthest_first(vectors, 3)
         assert float(distances[coreset.indices].min(0).values.max()) <= 2 * best + 1e-6
         owners = torch.bincount(distances[coreset.indices].argmin(0), minlength=3)
@@ -157,7 +162,10 @@ def test_herding_matches_the_mean_better_than_chance_and_each_pick_is_the_best()
     vectors = torch.randn(200, 5, generator=generator).double()
     coreset = match_mean(vectors, 10)
     error = float((vectors[coreset.indices].mean(0) - vectors.mean(0)).norm())
-    chance = [float((vectors[torch.randperm(200, generator=generator)[:10]].mean(0) - vectors.mean(0)).norm()) for _ in range(50)]
+    chance = [
+        float((vectors[torch.randperm(200, generator=generator)[:10]].mean(0) - vectors.mean(0)).norm())
+        for _ in range(50)
+    ]
     assert error < min(chance)
     picks = coreset.indices.tolist()
     for k in range(10):
@@ -214,7 +222,9 @@ def test_belief_sets_aside_wrong_labels():
 
 def test_pools_are_disjoint_balanced_and_of_the_size_asked_for():
     labels = torch.arange(5000) % 10
-    pools = draw_pools(labels, 500, keep=100, pool_size=400, balance="equal", generator=torch.Generator().manual_seed(0))
+    pools = draw_pools(
+        labels, 500, keep=100, pool_size=400, balance="equal", generator=torch.Generator().manual_seed(0)
+    )
     assert [len(pool.indices) for pool in pools] == [400] * 5
     assert torch.cat([pool.indices for pool in pools]).unique().numel() == 2000
     for pool in pools:
@@ -225,7 +235,9 @@ def test_pools_are_disjoint_balanced_and_of_the_size_asked_for():
 
 def test_with_more_classes_than_places_each_pool_takes_some_classes_in_turn():
     labels = torch.arange(20_000) % 1000
-    pools = draw_pools(labels, 2000, keep=128, pool_size=640, balance="equal", generator=torch.Generator().manual_seed(0))
+    pools = draw_pools(
+        labels, 2000, keep=128, pool_size=640, balance="equal", generator=torch.Generator().manual_seed(0)
+    )
     assert sum(int(pool.sizes.sum()) for pool in pools) == 2000
     kept = torch.zeros(1000, dtype=torch.int64)
     for pool in pools:

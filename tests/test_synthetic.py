@@ -96,12 +96,8 @@ def test_equal_sees_a_change_in_data_description_or_whitening():
     assert coreset.equal(
         SyntheticCoreset(coreset.inputs, coreset.targets, preprocessing=coreset.preprocessing, **values)
     )
-    assert not coreset.equal(
-        SyntheticCoreset(moved, coreset.targets, preprocessing=coreset.preprocessing, **values)
-    )
-    assert not coreset.equal(
-        SyntheticCoreset(coreset.inputs, coreset.targets, preprocessing=other_zca, **values)
-    )
+    assert not coreset.equal(SyntheticCoreset(moved, coreset.targets, preprocessing=coreset.preprocessing, **values))
+    assert not coreset.equal(SyntheticCoreset(coreset.inputs, coreset.targets, preprocessing=other_zca, **values))
     values["method"] = "other"
     assert not coreset.equal(
         SyntheticCoreset(coreset.inputs, coreset.targets, preprocessing=coreset.preprocessing, **values)
@@ -193,8 +189,7 @@ class TestPreprocessing:
     def test_the_three_conventions_differ(self):
         pixels = images(60, 3, 3)
         whitened = [
-            ZCA.fit(pixels, convention=kind, first=NORMALIZE if kind == "B" else None)(pixels)
-            for kind in "ABC"
+            ZCA.fit(pixels, convention=kind, first=NORMALIZE if kind == "B" else None)(pixels) for kind in "ABC"
         ]
         for one in range(3):
             for other in range(one):
@@ -242,9 +237,7 @@ class TestTargets:
 
     def test_the_loss_of_regression_targets_is_the_squared_error(self):
         coreset, outputs = KINDS["regression"], torch.randn(6, 3)
-        assert torch.allclose(
-            coreset.loss(outputs, coreset.targets), ((outputs - coreset.targets) ** 2).mean()
-        )
+        assert torch.allclose(coreset.loss(outputs, coreset.targets), ((outputs - coreset.targets) ** 2).mean())
         summed = coreset.loss(outputs, coreset.targets, reduction="sum")
         assert torch.allclose(summed / 6, coreset.loss(outputs, coreset.targets))
 

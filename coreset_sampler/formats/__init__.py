@@ -54,9 +54,7 @@ def read_published(
             f"    read_published({str(path)!r}, target_kind='logits')  # or 'regression'"
         )
     if preprocessing is None and published.preprocessing is None:
-        raise PreprocessingUnknownError(
-            f"{path} does not say how its inputs were preprocessed. {published.ask}"
-        )
+        raise PreprocessingUnknownError(f"{path} does not say how its inputs were preprocessed. {published.ask}")
     if preprocessing is not None:
         told = {key: value for key, value in published.provenance.items() if key != "preprocessing_from"}
         published = replace(
@@ -70,9 +68,7 @@ def _reader(source: Source, format: str | None) -> Reader:
         if format not in READERS:
             raise ValueError(f"format must be one of {', '.join(READERS)}, got {format!r}")
         if not READERS[format].recognise(source):
-            raise CoresetFileError(
-                f"{source.path} is not {READERS[format].layout}; it is {source.describe()}"
-            )
+            raise CoresetFileError(f"{source.path} is not {READERS[format].layout}; it is {source.describe()}")
         return READERS[format]
     for reader in READERS.values():
         if reader.recognise(source):

@@ -52,9 +52,7 @@ def read(source: Source) -> Published:
     }
     provenance["recorded_accuracy"] = _accuracies(source.content.get("accs_all_exps"))
     if known:
-        provenance["preprocessing_from"] = (
-            f"the mean and std of {named['data']} in the DC code, by the file's name"
-        )
+        provenance["preprocessing_from"] = f"the mean and std of {named['data']} in the DC code, by the file's name"
     return Published(
         images,
         labels.long(),

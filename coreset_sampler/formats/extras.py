@@ -11,6 +11,4 @@ def need(module: str, *, extra: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"{what} need {module.split('.')[0]}: pip install 'coreset-sampler[{extra}]'"
-        ) from error
+        raise ImportError(f"{what} need {module.split('.')[0]}: pip install 'coreset-sampler[{extra}]'") from error

@@ -113,9 +113,7 @@ def _ours(dataset: Any) -> SyntheticCoreset | None:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         return None
     if about["version"] > VERSION:
-        raise CoresetFileError(
-            f"this dataset is newer than this coreset_sampler: format version {about['version']}"
-        )
+        raise CoresetFileError(f"this dataset is newer than this coreset_sampler: format version {about['version']}")
     tensors = safetensors.torch.load(base64.b64decode(about["tensors"])) if about["tensors"] else {}
     columns = dataset.with_format("numpy")
     tensors["inputs"] = _tensor(columns["inputs"][:], dataset.features["inputs"])

@@ -40,9 +40,7 @@ def class_folders(source: Source) -> list[Path]:
     """The sub-folders in order; links and hidden ones are not followed."""
     if not source.path.is_dir():
         return []
-    found = [
-        e for e in source.path.iterdir() if e.is_dir() and not e.is_symlink() and not e.name.startswith(".")
-    ]
+    found = [e for e in source.path.iterdir() if e.is_dir() and not e.is_symlink() and not e.name.startswith(".")]
     return sorted(found)
 
 

@@ -30,10 +30,7 @@ def recognise(source: Source) -> bool:
     if not isinstance(images, Tensor) or not isinstance(labels, Tensor) or images.ndim != 4:
         return False
     return (
-        labels.ndim == 2
-        and labels.is_floating_point()
-        and images.shape[3] in (1, 3)
-        and images.shape[1] not in (1, 3)
+        labels.ndim == 2 and labels.is_floating_point() and images.shape[3] in (1, 3) and images.shape[1] not in (1, 3)
     )
 
 
@@ -60,8 +57,6 @@ def _ask(source: Source, images: Tensor, whitened: str | None) -> str:
     if whitened != "zca":
         lines += ["Made with nozca, which is per channel by the training set's mean and std:"]
         lines += [
-            ask.call(
-                source.path, "Normalize(mean=train_pixels.mean((0, 2, 3)), std=train_pixels.std((0, 2, 3)))"
-            )
+            ask.call(source.path, "Normalize(mean=train_pixels.mean((0, 2, 3)), std=train_pixels.std((0, 2, 3)))")
         ]
     return "\n".join(lines)

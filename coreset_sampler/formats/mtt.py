@@ -18,9 +18,7 @@ from .published import Published
 from .source import Source, load
 
 name = "mtt"
-layout = (
-    "images_best.pt and labels_best.pt (also images_5000.pt, or in parts images_best_0.pt ...) of MTT or BPC"
-)
+layout = "images_best.pt and labels_best.pt (also images_5000.pt, or in parts images_best_0.pt ...) of MTT or BPC"
 
 _IMAGES = re.compile(r"images_(?P<tag>best|\d+)(?:_(?P<part>\d+))?\.pt")
 
@@ -65,9 +63,7 @@ def tag_of(source: Source) -> str | None:
     tags = {tag for tag in tags if _parts(source.folder, "labels", tag)}
     if len(tags) > 1 and "best" not in tags:
         steps = ", ".join(sorted(tags, key=int))
-        raise CoresetFileError(
-            f"{source.path} holds images of several steps, {steps}: point at one file of images"
-        )
+        raise CoresetFileError(f"{source.path} holds images of several steps, {steps}: point at one file of images")
     return "best" if "best" in tags else next(iter(tags), None)
 
 

@@ -27,9 +27,7 @@ def load(path: Path) -> Any:
 
     try:
         # msgpack bounds every container by the length of the data itself
-        return _joined(
-            msgpack.unpackb(path.read_bytes(), ext_hook=extension, raw=False, strict_map_key=False)
-        )
+        return _joined(msgpack.unpackb(path.read_bytes(), ext_hook=extension, raw=False, strict_map_key=False))
     except CoresetFileError:
         raise
     except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException, RecursionError) as error:

@@ -43,10 +43,7 @@ def load(path: Path) -> dict[str, Tensor]:
                 raise CoresetFileError(
                     f"{path} is refused: {path.stat().st_size} bytes would unpack to {unpacked} (a zip bomb?)"
                 )
-            return {
-                entry.filename.removesuffix(".npy"): _array(path, archive, entry)
-                for entry in archive.infolist()
-            }
+            return {entry.filename.removesuffix(".npy"): _array(path, archive, entry) for entry in archive.infolist()}
     except _BROKEN as error:
         raise CoresetFileError(f"{path} is truncated or damaged: {error}") from error
 

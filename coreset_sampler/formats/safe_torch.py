@@ -76,12 +76,8 @@ def _program(path: Path) -> bytes:
                     f"{path} is refused: torch never compresses, this zip is compressed (a zip bomb?)"
                 )
             if sum(entry.file_size for entry in entries) > size:
-                raise CoresetFileError(
-                    f"{path} is refused: its zip entries claim more bytes than the file's {size}"
-                )
-            names = [
-                e.filename for e in entries if e.filename.endswith("/data.pkl") or e.filename == "data.pkl"
-            ]
+                raise CoresetFileError(f"{path} is refused: its zip entries claim more bytes than the file's {size}")
+            names = [e.filename for e in entries if e.filename.endswith("/data.pkl") or e.filename == "data.pkl"]
             if len(names) != 1:
                 raise CoresetFileError(f"{path} is a zip, but neither of torch.save nor of numpy.savez")
             return archive.read(names[0])
@@ -148,10 +144,7 @@ class _Dtype:
     """Stands in for numpy.dtype while unpickling: keeps a plain number's code and byte order."""
 
     def __init__(self, code: str, *_: Any) -> None:
-        if (
-            code not in ("b1", *(f"{kind}{width}" for kind in "iuf" for width in (1, 2, 4, 8)))
-            or code == "f1"
-        ):
+        if code not in ("b1", *(f"{kind}{width}" for kind in "iuf" for width in (1, 2, 4, 8))) or code == "f1":
             raise pickle.UnpicklingError(f"numpy dtype {code!r} is not a plain number")
         self.code, self.order = code, "="
 

@@ -47,9 +47,7 @@ def load(path: Path) -> Any:
     if start[:4] == b"PK\x03\x04":
         return safe_npz.load(path) if safe_npz.recognise(path) else safe_torch.load(path)
     if start[4:9] == b"\0\0\0\0{":
-        raise CoresetFileError(
-            f"{path} is a safetensors file; for those of ours: load_coreset({str(path)!r})"
-        )
+        raise CoresetFileError(f"{path} is a safetensors file; for those of ours: load_coreset({str(path)!r})")
     if 0x81 <= start[0] <= 0x8F or start[0] in (0xDE, 0xDF):
         return safe_msgpack.load(path)
     safe_torch.refuse_bare_pickle(path)

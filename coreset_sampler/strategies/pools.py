@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Pool(NamedTuple):
-    """Candidates of one pool, sorted by class: class `g` of the pool has rows `starts[g]:starts[g + 1]` and keeps `sizes[g]`."""
+    """Candidates of one pool, sorted by class: its class `g` has rows `starts[g]:starts[g + 1]` and keeps `sizes[g]`."""
 
     indices: Tensor
     starts: Tensor
@@ -82,9 +82,7 @@ def draw_pools(
     pools: list[Pool] = []
     order = torch.argsort(cells[1], stable=True)
     for pool_cells in order.split(torch.bincount(cells[1], minlength=n_pools).tolist()):
-        slices = [
-            by_class[int(class_start[c] + start[c]) : int(class_start[c] + stop[c])] for c in pool_cells.tolist()
-        ]
+        slices = [by_class[int(class_start[c] + start[c]) : int(class_start[c] + stop[c])] for c in pool_cells.tolist()]
         lengths = torch.tensor([0] + [len(s) for s in slices])
         pools.append(Pool(torch.cat(slices), torch.cumsum(lengths, 0), kept[pool_cells], stands_for[pool_cells]))
     return pools

@@ -92,7 +92,9 @@ def cover_pools(
         gradients = view.gradients(indices, posterior.draw(view, draws, generator))
     else:
         wanted = min(len(view.labels), round(reuse * size * pool_size / keep))
-        candidates, table = _looked_at(view, wanted, generator, posterior=posterior, draws=draws, balance=balance, reuse=reuse)
+        candidates, table = _looked_at(
+            view, wanted, generator, posterior=posterior, draws=draws, balance=balance, reuse=reuse
+        )
         own = draw(view.labels[candidates], size)  # positions among the candidates
         batches = _together(view.mine(own))
         gradients = (table[:, torch.cat([pool.indices for pool in some])] for some in batches)

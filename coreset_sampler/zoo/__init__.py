@@ -25,7 +25,5 @@ def path(name: str) -> Path:
     """The file of a coreset that ships."""
     entries = _entries()
     if name not in entries:
-        raise KeyError(
-            f"no coreset called {name!r} ships with the package; known: {', '.join(sorted(entries))}"
-        )
+        raise KeyError(f"no coreset called {name!r} ships with the package; known: {', '.join(sorted(entries))}")
     return _HERE / entries[name]["file"]

@@ -53,9 +53,7 @@ def digits() -> Data:
     loaded = load_digits()
     pixels = torch.from_numpy(np.rint(loaded.images * (255 / 16)).astype(np.uint8))[:, None]
     labels = torch.from_numpy(loaded.target).long()
-    train, test = train_test_split(
-        np.arange(len(labels)), test_size=500, random_state=0, stratify=loaded.target
-    )
+    train, test = train_test_split(np.arange(len(labels)), test_size=500, random_state=0, stratify=loaded.target)
     licence = "CC BY 4.0 (UCI: Alpaydin and Kaynak 1998)"
     names = tuple(str(digit) for digit in range(10))
     return Data("digits", licence, names, (pixels[train], labels[train]), (pixels[test], labels[test]))
@@ -113,8 +111,7 @@ def accuracy(coreset: SyntheticCoreset, test: tuple[Tensor, Tensor], seed: int) 
     with torch.no_grad():
         pixels = coreset.preprocessing(test[0].float() / 255)
         right = [
-            (model(x).argmax(1) == y).sum().item()
-            for x, y in zip(pixels.split(500), test[1].split(500), strict=True)
+            (model(x).argmax(1) == y).sum().item() for x, y in zip(pixels.split(500), test[1].split(500), strict=True)
         ]
     return sum(right) / len(test[1])
 
@@ -164,9 +161,7 @@ def make(data: Data, method: str, per_class: int, commit: str) -> tuple[str, dic
 
 def main() -> None:
     """Makes all, keeping what the index has of data that is not given."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fashion-mnist", metavar="FOLDER")
     options = parser.parse_args()
     commit = subprocess.run(
