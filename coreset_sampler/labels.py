@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
@@ -23,7 +24,19 @@ def labels_of(dataset: Dataset[Any], *, num_workers: int = 0, progress: bool = T
 
 def check_labels(labels: Any, n: int) -> Tensor:
     """The labels as an int64 vector, or an error that says what is wrong with them."""
-    labels = torch.as_tensor(labels)
+    try:
+        labels = torch.as_tensor(np.asarray(labels) if not isinstance(labels, Tensor) else labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        first = next(iter(labels), None)
+        raise ValueError(
+            f"labels must be one whole number an example, got {type(first).__name__} such as {first!r}. Number the "
+            "classes 0, 1, ... and pass labels= with every example's number; forward= must return the same."
+        ) from error
+    if labels.ndim == 2 and labels.shape[1] == 1 and not labels.is_floating_point():
+        raise ValueError(
+            f"labels must be a vector, got shape {tuple(labels.shape)}: pass labels=labels.squeeze(1), and a forward= "
+            "that returns batch[1].squeeze(1) as labels."
+        )
     if labels.is_floating_point() or labels.ndim != 1:
         raise ValueError(
             f"labels must be one whole number an example, got shape {tuple(labels.shape)} of {labels.dtype}. Soft labels "
@@ -52,11 +65,11 @@ def _stored_labels(dataset: Any) -> Any:
         return dataset.tensors[1] if len(dataset.tensors) > 1 else None
     for key in LABEL_KEYS:  # a Hugging Face data set
         if key in (getattr(dataset, "column_names", None) or ()):
-            return dataset.with_format(None)[:][key] if hasattr(dataset, "with_format") else dataset[key]
+            return dataset.select_columns(key).with_format(None)[:][key]  # no other column is read or decoded
     for key in ("targets", *LABEL_KEYS):
         stored = getattr(dataset, key, None)
-        if isinstance(stored, (list, tuple, Tensor)) or type(stored).__name__ == "ndarray":
-            return stored
+        if isinstance(stored, (list, tuple, Tensor, np.ndarray)) and len(stored) == len(dataset):
+            return stored  # of another length it is something else, such as the names of the classes
     return None
 
 
@@ -89,5 +102,6 @@ def _read_labels(dataset: Dataset[Any], num_workers: int, progress: bool) -> lis
 
 def _only_labels(items: list[Any]) -> list[Any]:
     return [
-        label.item() if isinstance(label := label_of(item), Tensor) and label.ndim == 0 else label for item in items
+        label.item() if isinstance(label := label_of(item), (Tensor, np.ndarray)) and label.ndim == 0 else label
+        for item in items
     ]

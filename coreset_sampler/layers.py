@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from .types import Layers
 
@@ -23,13 +24,40 @@ def is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() and bool(own) and all(p.ndim <= 1 for p in own)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside DistributedDataParallel, DataParallel or torch.compile, which would get in the way."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            break
+        model = inner
+    if type(model).__name__ == "FullyShardedDataParallel" or any(hasattr(p, "device_mesh") for p in model.parameters()):
+        raise TypeError(
+            "the model's parameters are sharded (FSDP), so no process can run it alone to look at its candidates. "
+            "Select with an unsharded copy of the model: CoresetSampler(train_set, copy, ...), updated before select()."
+        )
+    return model
+
+
+def matrix_layers(model: nn.Module) -> list[str]:
+    """The names of all layers with a weight matrix, also one behind a parametrization such as weight norm."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, ParametrizationList) or is_norm(module):
+            continue
+        weights = [*module.parameters(recurse=False)]
+        if is_parametrized(module):
+            weights += [p for parts in module.parametrizations.values() for p in parts.parameters()]
+        if any(p.ndim >= 2 for p in weights):
+            found.append(name)
+    return found
+
+
 def head_name(model: nn.Module) -> str:
     """The name of the layer that makes the logits: the last one with a weight matrix."""
-    names = [
-        name
-        for name, module in model.named_modules()
-        if any(p.ndim >= 2 for p in module.parameters(recurse=False)) and not is_norm(module)
-    ]
+    names = matrix_layers(model)
     if not names:
         raise ValueError(f"{type(model).__name__} has no layer with a weight matrix, so no head can be found in it")
     return names[-1]
@@ -72,9 +100,17 @@ def modules_of(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
 
 def parameter_names(modules: dict[str, nn.Module]) -> list[str]:
     """The full names of the floating-point parameters that these modules hold themselves."""
-    return [
-        f"{name}.{parameter}" if name else parameter
-        for name, module in modules.items()
-        for parameter, value in module.named_parameters(recurse=False)
+    named = {
+        id(value): f"{name}.{parameter}" if name else parameter
+        for name, module in reversed(modules.items())
+        for parameter, value in _own_parameters(module)
         if value.is_floating_point()
-    ]
+    }  # tied weights once, under their first name
+    return list(reversed(named.values()))
+
+
+def _own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    own = list(module.named_parameters(recurse=False))
+    if is_parametrized(module):
+        own += [(name, p) for name, p in module.named_parameters() if name.startswith("parametrizations.")]
+    return own[::-1]

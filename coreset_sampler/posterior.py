@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from .layers import modules_of, parameter_names
+from .layers import modules_of, parameter_names, unwrapped
 from .types import Draw, Layers, View
 
 
@@ -53,7 +53,7 @@ class SphericalGaussian:
     def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
         """Independent draws, but for the layers that `redraw` leaves to be shared."""
         modules = modules_of(view.model, self.layers)
-        parameters = dict(view.model.named_parameters())
+        parameters = dict(view.model.named_parameters(remove_duplicate=False))
         fresh = set(parameter_names(dict(list(modules.items())[-self.redraw :] if self.redraw else modules.items())))
 
         def noisy(name: str) -> Tensor:
@@ -86,7 +86,9 @@ class DiagonalLaplace:
     def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
         """Draws of the posterior at the current weights; the Fisher matrix is estimated anew."""
         names = parameter_names(modules_of(view.model, self.layers))
-        parameters = {name: p.detach() for name, p in view.model.named_parameters() if name in set(names)}
+        parameters = {
+            name: p.detach() for name, p in view.model.named_parameters(remove_duplicate=False) if name in set(names)
+        }
         fisher = view.fisher(list(parameters), self.examples, generator)
         n = len(view.labels)
         deviation = {name: self.scale / (n * fisher[name] + self.prior).sqrt() for name in parameters}
@@ -108,7 +110,8 @@ class Snapshots:
 
     def add(self, model: nn.Module, keep: int = 4) -> None:
         """Keeps a copy of the model as it is now, and drops all but the latest `keep`."""
-        copy = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        state = unwrapped(model).state_dict()
+        copy = {name: value.detach().clone() for name, value in state.items() if isinstance(value, Tensor)}
         self.states = (*self.states, copy)[-keep:]
 
     def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
@@ -118,9 +121,16 @@ class Snapshots:
                 f"Snapshots holds {len(self.states)} states but draws={draws} were asked for; "
                 "pass as many state dicts as draws, or call add(model) as training goes on"
             )
-        own = {**dict(view.model.named_parameters()), **dict(view.model.named_buffers())}
+        own: dict[str, Tensor] = {
+            **dict(view.model.named_parameters(remove_duplicate=False)),
+            **dict(view.model.named_buffers(remove_duplicate=False)),
+        }
+        once = {id(value): name for name, value in reversed(own.items())}  # tied weights under their first name
         for state in self.states[-draws:]:
             wrong = [name for name, value in state.items() if name not in own or own[name].shape != value.shape]
             if wrong:
                 raise ValueError(f"a snapshot does not fit the model: {wrong[:3]} are unknown or of another shape")
-        return [{name: value.to(own[name].device) for name, value in state.items()} for state in self.states[-draws:]]
+        return [
+            {name: value.to(own[name].device) for name, value in state.items() if once[id(own[name])] == name}
+            for state in self.states[-draws:]
+        ]

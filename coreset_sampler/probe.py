@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from . import ranks
 from .labels import LABEL_KEYS, label_of
-from .layers import head_name
+from .layers import matrix_layers, unwrapped
 from .replay import CannotShareError, run_shared
 from .types import Draw, Forward
 
@@ -69,23 +70,6 @@ class _Runner(nn.Module):
         return self.run(self.model, batch)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel, DataParallel or torch.compile, which would get in the way."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            break
-        model = inner
-    if type(model).__name__ == "FullyShardedDataParallel" or any(hasattr(p, "device_mesh") for p in model.parameters()):
-        raise TypeError(
-            "the model's parameters are sharded (FSDP), so no process can run it alone to look at its candidates. "
-            "Select with an unsharded copy of the model: CoresetSampler(train_set, copy, ...), updated before select()."
-        )
-    return model
-
-
 class Probe:
     """The data seen through the current model; what strategies get as their `View`.
 
@@ -121,10 +105,15 @@ class Probe:
             seed,
         )
         self._runner = _Runner(self.model, forward or default_forward)
-        self._buffers = {f"model.{name}": value.clone() for name, value in self.model.named_buffers()}
+        self._own = {
+            **dict(self.model.named_parameters(remove_duplicate=False)),
+            **dict(self.model.named_buffers(remove_duplicate=False)),
+        }
+        self._buffers = {f"model.{name}": value for name, value in self.model.named_buffers()}
         first = next(self.model.parameters(), None)
         self._device = first.device if first is not None else torch.device("cpu")
         self._share = True
+        self._width = 0  # of embeddings
 
     def gradients(self, groups: Iterable[Tensor], draws: Sequence[Draw] = ({},)) -> Iterator[Tensor]:
         """See `View.gradients`."""
@@ -134,7 +123,9 @@ class Probe:
     def embeddings(self, groups: Iterable[Tensor]) -> Iterator[Tensor]:
         """See `View.embeddings`."""
         groups = list(groups)
-        yield from _regroup((self._embeddings(batch)[None] for batch, _ in self._batches(groups)), groups, squeeze=True)
+        self._width = 0
+        vectors = (self._embeddings(batch, at)[None] for batch, at in self._batches(groups))
+        yield from _regroup(vectors, groups, squeeze=True)
 
     def fisher(self, names: Sequence[str], examples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """See `View.fisher`.
@@ -145,8 +136,7 @@ class Probe:
         repeats = 8
         n = len(self.labels)
         chosen = torch.randperm(n, generator=generator)[:examples]
-        own = dict(self.model.named_parameters())
-        values = {name: own[name].detach().clone().requires_grad_() for name in names}
+        values = {name: self._own[name].detach().clone().requires_grad_() for name in names}
         total = {name: torch.zeros_like(value, requires_grad=False) for name, value in values.items()}
         for batch, at in self._batches([chosen]):
             with torch.enable_grad():
@@ -155,9 +145,16 @@ class Probe:
                 for repeat in range(repeats):
                     y = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
                     loss = -log_p.gather(1, y).sum()
-                    parts = torch.autograd.grad(loss, list(values.values()), retain_graph=repeat + 1 < repeats)
+                    more = repeat + 1 < repeats
+                    parts = torch.autograd.grad(loss, list(values.values()), retain_graph=more, allow_unused=True)
+                    if all(part is None for part in parts):
+                        raise ValueError(
+                            "the loss does not depend on the layers that the Laplace posterior is asked for; name others, "
+                            "or switch reentrant activation checkpointing off, which hides them"
+                        )
                     for name, part in zip(values, parts, strict=True):
-                        total[name] += part.detach() ** 2 / (repeats * len(chosen))
+                        if part is not None:  # else the network does not use it, and the prior is all there is
+                            total[name] += part.detach() ** 2 / (repeats * len(chosen))
         return total
 
     def mine(self, items: Sequence[T]) -> list[T]:
@@ -189,22 +186,28 @@ class Probe:
             yield _to(batch, self._device), at
 
     def _run(self, batch: Any, draw: Draw) -> tuple[Tensor, Tensor]:
-        values = {**self._buffers, **{f"model.{name}": value for name, value in draw.items()}}
+        buffers = {name: value.clone() for name, value in self._buffers.items()}  # a forward may write into them
+        values = {**buffers, **{f"model.{name}": value for name, value in draw.items()}}
         logits, labels = functional_call(self._runner, values, (batch,))
         return logits, labels
 
     def _run_draws(self, batch: Any, draws: list[Draw]) -> list[tuple[Tensor, Tensor]]:
-        changed = [value for name, value in draws[0].items() if any(d.get(name) is not value for d in draws[1:])]
+        own = {**self._own, **draws[0]}  # a name that a draw leaves out keeps the model's value
+        names = dict.fromkeys(name for draw in draws for name in draw)
+        changed = [own[name] for name in names if any(d.get(name, self._own[name]) is not own[name] for d in draws[1:])]
         if len(draws) > 1 and not changed:
             return [self._run(batch, draws[0])] * len(draws)
         if len(draws) > 1 and self._share:
             try:
-                outputs, spared = run_shared(lambda draw: self._run(batch, draw), draws, changed)
+                given = _copied(batch)
+                outputs, spared = run_shared(lambda draw: self._run(given, draw), draws, changed)
                 self._share = spared > _WORTH_SHARING
                 return outputs
             except CannotShareError:
                 self._share = False  # separate runs give the same numbers, only later
-        return [self._run(batch, draw) for draw in draws]
+        if len(draws) == 1:
+            return [self._run(batch, draws[0])]
+        return [self._run(_copied(batch), draw) for draw in draws]  # a network may write into what it is given
 
     def _gradients(self, batch: Any, at: Tensor, draws: list[Draw]) -> Tensor:
         outputs = self._run_draws(batch, draws)
@@ -241,18 +244,34 @@ class Probe:
             )
         return logits
 
-    def _embeddings(self, batch: Any) -> Tensor:
+    def _embeddings(self, batch: Any, at: Tensor) -> Tensor:
+        """What the layer with a weight matrix that is called last receives: that one makes the logits."""
         received: list[Tensor] = []
-        head = self.model.get_submodule(head_name(self.model))
-        handle = head.register_forward_pre_hook(lambda _, inputs: received.append(inputs[0]))
+
+        def note(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            received[:] = [v for v in (*inputs, *named.values()) if isinstance(v, Tensor)][:1]
+
+        layers = [self.model.get_submodule(name) for name in matrix_layers(self.model)]
+        handles = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
         try:
             self._run(batch, {})
         finally:
-            handle.remove()
-        if not received:
-            raise ValueError(f"the head {head_name(self.model)!r} was not called, so there are no embeddings to take")
-        self.forward_examples += len(received[-1])
-        return received[-1].detach().flatten(1).float().cpu()
+            for handle in handles:
+                handle.remove()
+        if not received or len(received[0]) != len(at):
+            got = tuple(received[0].shape) if received else "nothing"
+            raise ValueError(
+                f"the last layer with a weight matrix received {got} for {len(at)} examples: no embeddings"
+            )
+        self.forward_examples += len(at)
+        vectors = received[0].detach().flatten(1).float().cpu()
+        self._width = self._width or vectors.shape[1]
+        if vectors.shape[1] != self._width:
+            raise ValueError(
+                f"the head receives {self._width} numbers an example in one batch and {vectors.shape[1]} in another, so "
+                "they cannot be compared. Pass a collate_fn= that pads to one length, or a strategy that looks at gradients."
+            )
+        return vectors
 
 
 def _regroup(batches: Iterable[Tensor], groups: list[Tensor], squeeze: bool = False) -> Iterator[Tensor]:
@@ -271,10 +290,19 @@ def _regroup(batches: Iterable[Tensor], groups: list[Tensor], squeeze: bool = Fa
 
 
 def _to(value: Any, device: torch.device) -> Any:
-    if hasattr(value, "to"):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: _to(v, device) for key, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_to(v, device) for v in value]
-    return value
+    return value.to(device) if hasattr(value, "to") else _mapped(lambda v: _to(v, device), value)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else _mapped(_copied, value)
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """A batch of the same kind (dict, `BatchEncoding`, named tuple, tuple, list) with its entries changed."""
+    if isinstance(value, MutableMapping):
+        new = copy.copy(value)
+        new.update({key: change(v) for key, v in value.items()})
+        return new
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(change, value))
+    return type(value)(map(change, value)) if isinstance(value, (tuple, list)) else value

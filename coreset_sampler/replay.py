@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -24,7 +25,10 @@ class CannotShareError(RuntimeError):
 
 
 def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError) as error:  # sparse and other tensors that have none
+        raise CannotShareError(f"a {tensor.layout} tensor has no storage to follow") from error
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -46,18 +50,25 @@ def _is_view(func: Any) -> bool:
 
 
 class _Recorder(TorchDispatchMode):
-    """Runs everything, and notes each operation with its output, if no changed parameter had a part in it."""
+    """Runs everything, and notes each operation with its output, if no changed parameter had a part in it.
+
+    Shared results stay alive in the log, so their storages are unique. Dependent ones may be freed as the network goes
+    on: should a later tensor get the same address, it is dependent too or is taken off the set.
+    """
+
+    supports_higher_order_operators = True
 
     def __init__(self, changed: Iterable[Tensor]) -> None:
         super().__init__()
         self.log: list[list[Any]] = []  # [operation, output, whether later runs write into it]
         self.kept: dict[int, list[int]] = {}  # storage -> positions in the log that hold it
-        self.alive: list[Any] = []  # so that no storage is freed and its address given to another
         self.dependent = {_storage(tensor) for tensor in changed}
         self.read: dict[int, tuple[Tensor, int]] = {}  # shared tensors that dependent operations read, and when
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            raise CannotShareError(f"{func} is no plain operation")
         inputs = _tensors((args, kwargs))
         depends = any(_storage(tensor) in self.dependent for tensor in inputs)
         written = _written(func, args, kwargs)
@@ -67,15 +78,16 @@ class _Recorder(TorchDispatchMode):
             ours = {_storage(tensor) for tensor in written}
             for tensor in inputs:
                 if _storage(tensor) not in self.dependent and _storage(tensor) not in ours:
-                    self.read[id(tensor)] = (tensor, tensor._version)
+                    self.read.setdefault(id(tensor), (tensor, tensor._version))  # of the first reading
         output = func(*args, **kwargs)
-        self.alive.append(output)
         if depends:
             self.dependent.update(_storage(tensor) for tensor in [*_tensors(output), *written])
             self.log.append([func, _COMPUTE, False])
         elif _is_view(func):  # costs nothing, and keeps looking at whatever its base is in a later run
             self.log.append([func, _COMPUTE, False])
         else:
+            old = {_storage(tensor) for tensor in inputs}
+            self.dependent -= {_storage(tensor) for tensor in _tensors(output)} - old  # a freed address, used anew
             for tensor in _tensors(output):
                 self.kept.setdefault(_storage(tensor), []).append(len(self.log))
             self.log.append([func, output, False])
@@ -95,7 +107,7 @@ class _Recorder(TorchDispatchMode):
     def finish(self) -> None:
         if any(tensor._version != version for tensor, version in self.read.values()):
             raise CannotShareError("a shared tensor was written to after it had been read")
-        self.alive.clear()
+        self.read.clear()
 
 
 class _Player(TorchDispatchMode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +16,8 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampl
 from . import ranks, strategies
 from .coreset import Coreset
 from .labels import check_labels, labels_of
-from .probe import Probe, unwrapped
+from .layers import unwrapped
+from .probe import Probe
 from .types import Forward, Strategy
 from .undisturbed import undisturbed
 from .weighted import Weighted, WeightedIndex
@@ -88,6 +90,13 @@ class CoresetSampler(Sampler[int]):
         unwrapped(model)
         if not callable(self.strategy):
             raise TypeError(f"strategy must be a function, such as strategies.stable(), got {strategy!r}")
+        try:
+            inspect.signature(self.strategy).bind(None, 0, None)
+        except TypeError as error:
+            raise TypeError(
+                f"strategy must take (view, size, generator); {strategy} does not ({error}). "
+                "Those of the library are built by a call: strategies.stable(), with parentheses."
+            ) from error
         if weights not in _WEIGHTS:
             raise ValueError(f"weights must be one of {', '.join(map(repr, _WEIGHTS))}, got {weights!r}")
         if weights == "loss" and not isinstance(dataset, Weighted):
@@ -101,6 +110,7 @@ class CoresetSampler(Sampler[int]):
             raise ValueError(f"selection_set must have the same {n} examples, got {_length(self.selection_set)}")
         self._n = n
         self._labels = None if labels is None else check_labels(labels, n)
+        self._label_hash: str | None = None
         self._coreset: Coreset | None = None
         self._selected_epoch = self._decided_epoch = -1
         self._memory: dict[str, Tensor] = {}
@@ -119,7 +129,8 @@ class CoresetSampler(Sampler[int]):
         """`(n,)` every example's class; found at first use."""
         if self._labels is None:
             plain = self.dataset.dataset if isinstance(self.dataset, Weighted) else self.dataset
-            self._labels = labels_of(plain, num_workers=self.num_workers, progress=self.progress)
+            with undisturbed(self.model, seed=_mixed(self.seed)):  # reading may go through random transforms
+                self._labels = labels_of(plain, num_workers=self.num_workers, progress=self.progress)
         return self._labels
 
     @property
@@ -191,16 +202,13 @@ class CoresetSampler(Sampler[int]):
         """
         finished = self._started and self._exhausted and position is None
         ahead = self._resume_at if not self._started else self._position
-        self._spent["wall"], self._clock_start = (
-            self._wall(),
-            time.perf_counter() if self._clock_start else None,
-        )
         return {
             "version": 1,
             "n": self._n,
             "size": self.size,
+            "length": len(self),
             "seed": self.seed,
-            "labels": _fingerprint(self.labels),
+            "labels": self._fingerprint(),
             "epoch": self.epoch + 1 if finished else self.epoch,
             "position": 0 if finished else ahead if position is None else position,
             "indices": None if self._coreset is None else self._coreset.indices,
@@ -208,7 +216,7 @@ class CoresetSampler(Sampler[int]):
             "selected_epoch": self._selected_epoch,
             "decided_epoch": self._decided_epoch,
             "memory": dict(self._memory),
-            "spent": dict(self._spent),
+            "spent": {**self._spent, "wall": self._wall()},
             "last": dict(self._last),
         }
 
@@ -218,20 +226,29 @@ class CoresetSampler(Sampler[int]):
             raise ValueError(
                 f"this is not a state of CoresetSampler that this version reads: version {state.get('version')}"
             )
-        own = {"n": self._n, "size": self.size, "seed": self.seed, "labels": _fingerprint(self.labels)}
+        own = {"n": self._n, "size": self.size, "seed": self.seed, "labels": self._fingerprint()}
+        own["length"] = len(self)  # of one process's share: a position means nothing among another number of them
         for key, value in own.items():
-            if state[key] != value:
-                what = "other labels" if key == "labels" else f"{key}={state[key]}, here it is {value}"
+            if state.get(key) != value:
+                what = "other labels" if key == "labels" else f"{key}={state.get(key)}, here it is {value}"
                 raise ValueError(f"the state was saved with {what}; it belongs to another data set or setting")
+        missing = self.state_dict().keys() - state.keys()
+        if missing:
+            raise ValueError(f"the state lacks {sorted(missing)}; it was not made by state_dict()")
         if not 0 <= state["position"] <= len(self):
             raise ValueError(f"position must be between 0 and {len(self)}, got {state['position']}")
-        coreset = None if state["indices"] is None else Coreset(state["indices"], state["weights"])
+        coreset = None if state["indices"] is None else self._checked(Coreset(state["indices"], state["weights"]))
         self._coreset, self._memory = coreset, dict(state["memory"])
         self.epoch, self._started = state["epoch"], False
         self._resume_at = self._position = state["position"]
         self._selected_epoch, self._decided_epoch = state["selected_epoch"], state["decided_epoch"]
         self._spent, self._last = dict(state["spent"]), dict(state["last"])
         self._clock_start = time.perf_counter() if coreset is not None else None
+
+    def _fingerprint(self) -> str:
+        if self._label_hash is None:
+            self._label_hash = hashlib.sha256(self.labels.numpy().tobytes()).hexdigest()[:16]
+        return self._label_hash
 
     def _next_epoch(self) -> int:
         return self.epoch + 1 if self._started else self.epoch
@@ -253,7 +270,7 @@ class CoresetSampler(Sampler[int]):
         return affordable
 
     def _select(self, epoch: int) -> Coreset:
-        began = time.perf_counter()
+        labels, began = self.labels, time.perf_counter()
         for name, dataset in (("dataset", self.dataset), ("selection_set", self.selection_set)):
             if _length(dataset) != self._n:
                 raise ValueError(
@@ -266,7 +283,7 @@ class CoresetSampler(Sampler[int]):
             probe = Probe(
                 plain,
                 self.model,
-                self.labels,
+                labels,
                 forward=self.forward,
                 collate_fn=self.collate_fn,
                 batch_size=self.batch_size,
@@ -416,15 +433,14 @@ def _size(n: int, fraction: float | None, size: int | None) -> int:
 
 
 def _whole(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or int(value) != value or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    return int(value)
+    try:
+        if not isinstance(value, (bool, str)) and int(value) == value and value >= least:
+            return int(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def _mixed(*numbers: int) -> int:
     """One seed out of several numbers, far apart for near ones."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _fingerprint(labels: Tensor) -> str:
-    return hashlib.sha256(labels.numpy().tobytes()).hexdigest()[:16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
@@ -23,17 +23,24 @@ def undisturbed(model: nn.Module, *, seed: int) -> Iterator[None]:
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type != "cpu"})
     kinds = {p.device.type for p in model.parameters()} - {"cpu", "meta"}
     cache = torch.is_autocast_cache_enabled()
-    try:
-        with torch.random.fork_rng(devices, device_type=next(iter(kinds), "cuda")), torch.no_grad():
+    kind = next(iter(kinds), None)
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices, device_type=kind or "cuda"))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        try:
             torch.set_autocast_cache_enabled(False)
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every accelerator of the machine
+            for device in devices:
+                with torch.get_device_module(kind).device(device):
+                    torch.get_device_module(kind).manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed % 2**32)  # noqa: NPY002
             model.eval()
             yield
-    finally:
-        torch.set_autocast_cache_enabled(cache)
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        for module, mode in modes:
-            module.training = mode
+        finally:
+            torch.set_autocast_cache_enabled(cache)
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+            for module, mode in modes:
+                module.training = mode

@@ -79,6 +79,10 @@ def soft():
             {"size": 50, "selection_set": TensorDataset(torch.zeros(3))},
             "selection_set must have the same 1797",
         ),
+        ({"size": "abc"}, "size must be a whole number"),
+        ({"size": 50, "seed": None}, "seed must be a whole number"),
+        ({"size": 50, "labels": ["cat"] * 1797}, "Number the classes"),
+        ({"size": 50, "labels": torch.zeros(1797, 1, dtype=torch.int64)}, "squeeze"),
         ({"size": 50, "labels": [0, 1]}, "one entry for each of the 1797 examples, got 2"),
         ({"size": 50, "labels": torch.rand(1797)}, "whole number"),
         ({"size": 50, "labels": torch.full((1797,), -1)}, "0 or more, got -1"),
@@ -96,6 +100,7 @@ def test_settings_are_checked_when_the_sampler_is_made(settings, message):
         (lambda: CoresetSampler(digits(), lambda x: x, size=5), "torch.nn.Module"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy="stable"), "must be a function"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, weights="loss"), "Weighted"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=strategies.stable), "with parentheses"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, sise=5), "sise"),
         (
             lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=lambda v, s, g: [1]).select(),
@@ -204,6 +209,18 @@ def test_a_state_of_another_data_set_is_refused_and_changes_nothing(change, mess
     assert other.stats["selections"] == 0
     with pytest.raises(ValueError, match="version"):
         other.load_state_dict({})
+
+
+def test_a_damaged_state_is_refused_and_changes_nothing():
+    source, sampler = (CoresetSampler(digits(), trained_net(), size=50) for _ in range(2))
+    source.select()
+    good = source.state_dict()
+    lacking = {key: value for key, value in good.items() if key != "spent"}
+    for bad, message in ((lacking, "spent"), ({**good, "indices": good["indices"] + 5000}, "below 1797")):
+        with pytest.raises(ValueError, match=message):
+            sampler.load_state_dict({**bad, "epoch": 77})
+        assert sampler.epoch == 0
+        assert sampler.stats["selections"] == 0
 
 
 def test_a_strategy_of_ones_own_that_returns_too_few_is_told_so():

@@ -83,7 +83,5 @@ def test_an_unsharded_sampler_agrees_over_processes_also_when_a_clock_decides(tm
 def test_one_process_and_two_choose_the_same_first_coreset_where_statistics_agree(tmp_path):
     """Up to what other batch boundaries do to the last bit of a logit."""
     first, _ = run_on_two(tmp_path, "strategies.stable(pool_size=50, keep=10)", drift=0.0, net="conv_net()")
-    alone = CoresetSampler(
-        digits(), conv_net(), size=101, strategy=strategies.stable(pool_size=50, keep=10)
-    ).select()
+    alone = CoresetSampler(digits(), conv_net(), size=101, strategy=strategies.stable(pool_size=50, keep=10)).select()
     assert torch.isin(alone.indices, first["first"]).double().mean() > 0.95

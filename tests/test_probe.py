@@ -244,3 +244,84 @@ def test_selection_runs_inside_the_users_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         sampler.select()
     assert dtypes == {torch.bfloat16}
+
+
+class Writing(nn.Module):
+    """Writes into what it is given and into a buffer, at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = trained_net()
+        self.register_buffer("shift", torch.zeros(()))
+
+    def forward(self, x):
+        self.shift += 0.3
+        return self.net(x.mul_(0.5).add_(self.shift))
+
+
+@pytest.mark.parametrize("redraw", [None, 1])
+def test_draws_see_the_same_input_and_buffers_whatever_the_network_does_to_them(redraw):
+    seen = []
+
+    def look(view, size, generator):
+        draws = SphericalGaussian(0.0, redraw=redraw).draw(view, 3, generator)
+        seen.extend(view.gradients([torch.arange(10)], draws))
+        return strategies.uniform()(view, size, generator)
+
+    CoresetSampler(digits(), Writing(), size=10, strategy=look).select()
+    assert torch.equal(seen[0][0], seen[0][1])
+    assert torch.equal(seen[0][0], seen[0][2])
+
+
+def test_a_draw_that_leaves_the_model_as_it_is_may_come_first():
+    class Mixed:
+        def draw(self, view, draws, generator):
+            return [{}, *SphericalGaussian(0.5).draw(view, draws - 1, generator)]
+
+    seen = []
+
+    def look(view, size, generator):
+        seen.extend(view.gradients([torch.arange(10)], Mixed().draw(view, 3, generator)))
+        return strategies.uniform()(view, size, generator)
+
+    CoresetSampler(digits(), trained_net(), size=10, strategy=look).select()
+    first, second, third = seen[0]
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+
+
+def test_a_tied_head_is_perturbed_too():
+    model = trained_net()
+    model[8] = nn.Identity()
+    model.add_module("tied", nn.Linear(10, 10))
+    model.add_module("again", nn.Linear(10, 10))
+    model.again.weight = model.tied.weight
+    seen = []
+
+    def look(view, size, generator):
+        seen.extend(SphericalGaussian(0.5, "head").draw(view, 2, generator))
+        return strategies.uniform()(view, size, generator)
+
+    CoresetSampler(digits(), model, size=10, strategy=look).select()
+    assert {name.split(".")[-1] for name in seen[0]} == {"weight", "bias"}
+
+
+def test_reading_labels_leaves_the_random_state_alone():
+    class Unlabelled(RandomCrop):
+        def __init__(self):
+            pass
+
+    model = trained_net()
+    sampler = CoresetSampler(Unlabelled(), model, size=10)
+    before = everything(model)
+    assert torch.equal(sampler.labels, digits().tensors[1])
+    assert_same(before, everything(model))
+
+
+def test_embeddings_are_what_the_layer_called_last_receives_and_not_the_one_registered_last():
+    model = trained_net()
+    model.add_module("spare", nn.Linear(3, 3))
+    model.forward = lambda x: model[:10](x)
+    coreset = CoresetSampler(digits(), model, size=20, strategy=strategies.k_center()).select()
+    plain = CoresetSampler(digits(), trained_net(), size=20, strategy=strategies.k_center()).select()
+    assert torch.equal(coreset.indices, plain.indices)

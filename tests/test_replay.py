@@ -75,13 +75,18 @@ def test_only_what_depends_on_the_changed_layer_is_computed_again():
 class InPlace(nn.Module):
     """Adds a dependent branch in place onto a result that does not depend on the changed layer."""
 
-    def __init__(self, read_first: bool = False, twice: bool = False) -> None:
+    def __init__(self, read_first: bool = False, twice: bool = False, write_between: bool = False) -> None:
         super().__init__()
         self.trunk, self.branch, self.head = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)
-        self.read_first, self.twice = read_first, twice
+        self.second = nn.LayerNorm(6)
+        self.read_first, self.twice, self.write_between = read_first, twice, write_between
 
     def forward(self, x):
         trunk = self.trunk(x)
+        if self.write_between:
+            first = self.branch(trunk)
+            trunk.relu_()
+            return self.head(first + self.second(trunk))
         if self.twice:
             trunk.relu_()
         branch = self.branch(trunk if self.read_first else x)
@@ -94,7 +99,7 @@ def test_a_shared_result_that_is_written_to_starts_afresh_in_every_run():
     assert_shared_equals_separate(model, lambda d: functional_call(model, d, (x,)), "norm", None)
 
 
-@pytest.mark.parametrize("model", [InPlace(read_first=True), InPlace(twice=True)])
+@pytest.mark.parametrize("model", [InPlace(read_first=True), InPlace(twice=True), InPlace(write_between=True)])
 def test_what_cannot_be_replayed_safely_is_refused(model):
     x = torch.randn(4, 6)
     draws, changed = draws_of(model, "norm")

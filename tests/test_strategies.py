@@ -250,11 +250,47 @@ def test_imbalanced_classes_keep_their_share_of_the_weight():
     y = torch.cat([torch.full((1000,), 0), torch.full((100,), 1), torch.full((40,), 2)])
     x = digits().tensors[0][torch.arange(1140)]
     data = torch.utils.data.TensorDataset(x, y)
-    for balance in ("equal", "proportional"):
-        strategy = strategies.stable(balance=balance, pool_size=60, keep=30)
-        coreset, _ = select(strategy, dataset=data, size=60)
+    for changes in (
+        {"balance": "equal"},
+        {"balance": "proportional"},
+        {"reuse": 2},
+        {"reuse": 5},
+        {"reuse": 2, "balance": "proportional"},
+        {"believed": 0.6},
+        {"believed": 0.6, "reuse": 2},
+    ):
+        coreset, _ = select(strategies.stable(pool_size=60, keep=30, **changes), dataset=data, size=60)
         shares = torch.stack([coreset.weights[y[coreset.indices] == c].sum() for c in range(3)])
         assert torch.allclose(shares, torch.tensor([1000.0, 100.0, 40.0], dtype=torch.float64))
+
+
+def test_over_the_pool_a_pick_may_stand_for_other_classes_but_everyone_counts():
+    """As many of each class are looked at, but those of the first speak for ten times as many examples."""
+    y = torch.cat([torch.full((1000,), 0), torch.full((100,), 1), torch.full((40,), 2)])
+    data = torch.utils.data.TensorDataset(digits().tensors[0][torch.arange(1140)], y)
+    coreset, _ = select(strategies.stable(pool_size=60, keep=30, per_class=False), dataset=data, size=60)
+    shares = torch.stack([coreset.weights[y[coreset.indices] == c].sum() for c in range(3)])
+    assert float(shares.sum()) == pytest.approx(1140)
+    assert shares[0] > 700
+
+
+def test_quotas_that_can_be_met_are_met_in_proportion():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        counts = torch.randint(0, 12, (5,), generator=generator)
+        labels = torch.repeat_interleave(torch.arange(5), counts)
+        if len(labels) == 0:
+            continue
+        size = int(torch.randint(1, len(labels) + 1, (), generator=generator))
+        quota = quotas(labels, size, "proportional", generator)
+        assert quota.sum() == size
+        assert (quota <= counts[: len(quota)]).all()
+
+
+def test_reuse_never_asks_for_more_of_a_class_than_there_is():
+    for size in (100, 226, 700):
+        coreset, _ = select(strategies.stable(reuse=2), size=size)
+        assert len(coreset) == size
 
 
 def test_quotas_add_up_and_give_rare_classes_one():

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+BALANCES = ("equal", "proportional")
+
 
 class Pool(NamedTuple):
     """Candidates of one pool, sorted by class: its class `g` has rows `starts[g]:starts[g + 1]` and keeps `sizes[g]`."""
@@ -30,7 +32,7 @@ def quotas(labels: Tensor, size: int, balance: str, generator: torch.Generator) 
     elif balance == "proportional":
         share = counts.double() / len(labels) * size
     else:
-        raise ValueError(f'balance must be "equal" or "proportional", got {balance!r}')
+        raise ValueError(f"balance must be one of {BALANCES}, got {balance!r}")
     quota = share.floor().long()
     if balance == "proportional" and size >= int(present.sum()):
         quota = torch.maximum(quota, present.long())
@@ -39,8 +41,11 @@ def quotas(labels: Tensor, size: int, balance: str, generator: torch.Generator) 
     remainder[~present] = -1
     while int(quota.sum()) > size:
         quota[quota.argmax()] -= 1
-    left = size - int(quota.sum())
-    quota[torch.argsort(remainder, descending=True)[:left]] += 1
+    while left := size - int(quota.sum()):
+        if balance == "proportional":  # a rare class that already gives all it has gives no more
+            remainder[quota >= counts] = -1
+        takers = torch.argsort(remainder, descending=True)[: min(left, int((remainder >= 0).sum()))]
+        quota[takers] += 1
     short = (quota > counts).nonzero().flatten().tolist()
     if short:
         worst = short[0]
@@ -79,10 +84,11 @@ def draw_pools(
     by_class = shuffled[torch.argsort(labels[shuffled], stable=True)]
     class_start = (torch.cumsum(counts, 0) - counts)[cells[0]]
     stands_for = counts[cells[0]].double() / take.double()
+    first, last = (class_start + start).tolist(), (class_start + stop).tolist()
     pools: list[Pool] = []
     order = torch.argsort(cells[1], stable=True)
     for pool_cells in order.split(torch.bincount(cells[1], minlength=n_pools).tolist()):
-        slices = [by_class[int(class_start[c] + start[c]) : int(class_start[c] + stop[c])] for c in pool_cells.tolist()]
+        slices = [by_class[first[c] : last[c]] for c in pool_cells.tolist()]
         lengths = torch.tensor([0] + [len(s) for s in slices])
         pools.append(Pool(torch.cat(slices), torch.cumsum(lengths, 0), kept[pool_cells], stands_for[pool_cells]))
     return pools

@@ -11,7 +11,7 @@ from ..coreset import Coreset
 from ..facility_location import cover_groups
 from ..posterior import SphericalGaussian
 from ..types import Posterior, Strategy, View
-from .pools import Pool, draw_pools, quotas
+from .pools import BALANCES, Pool, draw_pools
 
 _ROWS_AT_ONCE = 4096  # candidates whose gradients are in memory together
 _ROWS_A_SHARE = 256  # small enough to share a look out evenly over processes
@@ -49,6 +49,8 @@ def stable(
         raise ValueError(f"draws must be at least 1, got {draws}")
     if not 1 <= keep <= pool_size:
         raise ValueError(f"keep must be between 1 and pool_size={pool_size}, got {keep}")
+    if balance not in BALANCES:
+        raise ValueError(f"balance must be one of {BALANCES}, got {balance!r}")
     if not 0 < believed <= 1:
         raise ValueError(f"believed must be in (0, 1], the share of candidates to believe, got {believed}")
     if reuse < 1:
@@ -96,19 +98,30 @@ def cover_pools(
             view, wanted, generator, posterior=posterior, draws=draws, balance=balance, reuse=reuse
         )
         own = draw(view.labels[candidates], size)  # positions among the candidates
+        counts = torch.bincount(view.labels)
+        looked = (
+            counts / torch.bincount(view.labels[candidates], minlength=len(counts)).double()
+        )  # examples a candidate
         batches = _together(view.mine(own))
         gradients = (table[:, torch.cat([pool.indices for pool in some])] for some in batches)
     parts: list[tuple[Coreset, float, int]] = []
     for some, vectors in zip(batches, gradients, strict=True):
-        pool = _joined(some, per_class)
+        pool = _joined(some)
         if reuse > 1:
             pool = pool._replace(indices=candidates[pool.indices])
+            share = looked[view.labels[pool.indices[pool.starts[:-1]]]]
+            pool = pool._replace(stands_for=pool.stands_for * share)
         if believed < 1:
             pool, vectors = _most_believed(pool, vectors, view.labels, believed)
+        speaks_for = torch.repeat_interleave(pool.stands_for, pool.starts.diff())
+        if not per_class:
+            pool = _whole_pools(pool, [len(p.sizes) for p in some])
         where, counts, cost = cover_groups(vectors, pool.starts, pool.sizes, rms=root_mean_square)
-        group = torch.repeat_interleave(torch.arange(len(pool.sizes)), pool.sizes)
-        coreset = Coreset(pool.indices[where], counts * pool.stands_for[group])
-        parts.append((coreset, float(cost.sum()), len(pool.indices)))
+        if per_class:
+            weights = counts * speaks_for[where]
+        else:
+            weights = _stood_for(vectors, pool, where, speaks_for, rms=root_mean_square)
+        parts.append((Coreset(pool.indices[where], weights), float(cost.sum()), len(pool.indices)))
     parts = view.gather(parts)
     view.report(covering_cost=sum(cost for _, cost, _ in parts) / sum(rows for _, _, rows in parts))
     coreset = Coreset.merge(part for part, _, _ in parts)
@@ -128,8 +141,7 @@ def _looked_at(
     """Candidates `(k,)` and their gradients `(draws, k, classes)`: those of the last look, or of a new one if due."""
     left = int(view.memory.get("uses_left", torch.zeros(())))
     if left == 0:
-        quota = quotas(view.labels, wanted, balance, generator) if wanted < len(view.labels) else None
-        candidates = _random_of_each_class(view.labels, quota, generator)
+        candidates = _random_of_each_class(view.labels, wanted, balance, generator)
         samples = posterior.draw(view, draws, generator)
         chunks = list(candidates.split(_ROWS_A_SHARE))
         parts = view.gather(list(view.gradients(view.mine(chunks), samples)))
@@ -139,15 +151,17 @@ def _looked_at(
     return view.memory["candidates"], view.memory["gradients"]
 
 
-def _random_of_each_class(labels: Tensor, quota: Tensor | None, generator: torch.Generator) -> Tensor:
-    """Random examples, so many of each class; all of them for no quota."""
+def _random_of_each_class(labels: Tensor, wanted: int, balance: str, generator: torch.Generator) -> Tensor:
+    """`wanted` random examples: classes in equal number as far as they go, or in proportion; one of each first."""
     shuffled = torch.randperm(len(labels), generator=generator)
-    if quota is None:
-        return shuffled
     order = shuffled[torch.argsort(labels[shuffled], stable=True)]
-    counts = torch.bincount(labels, minlength=len(quota))
-    rank = torch.arange(len(labels)) - (torch.cumsum(counts, 0) - counts)[labels[order]]
-    return order[rank < quota[labels[order]]]
+    counts = torch.bincount(labels)
+    own = labels[order]
+    rank = torch.arange(len(labels)) - (torch.cumsum(counts, 0) - counts)[own]
+    turn = rank + torch.rand(len(labels), generator=generator, dtype=torch.float64) * (rank > 0)
+    if balance == "proportional":
+        turn = turn / counts[own]
+    return order[torch.argsort(turn)[:wanted]]
 
 
 def _together(pools: list[Pool]) -> list[list[Pool]]:
@@ -163,17 +177,31 @@ def _together(pools: list[Pool]) -> list[list[Pool]]:
     return batches
 
 
-def _joined(pools: list[Pool], per_class: bool) -> Pool:
-    """Several pools as one list of groups: a class of a pool each, or a pool each."""
+def _joined(pools: list[Pool]) -> Pool:
+    """Several pools as one list of groups, a class of a pool each."""
     lengths = torch.cat([pool.starts.diff() for pool in pools])
-    sizes = torch.cat([pool.sizes for pool in pools])
-    stands_for = torch.cat([pool.stands_for for pool in pools])
-    if not per_class:
-        lengths = torch.tensor([len(pool.indices) for pool in pools])
-        sizes = torch.stack([pool.sizes.sum() for pool in pools])
-        stands_for = torch.ones(len(pools), dtype=torch.float64)
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(lengths, 0)])
-    return Pool(torch.cat([pool.indices for pool in pools]), starts, sizes, stands_for)
+    indices, _, sizes, stands_for = (torch.cat(column) for column in zip(*pools, strict=True))
+    return Pool(indices, starts, sizes, stands_for)
+
+
+def _whole_pools(pool: Pool, classes: list[int]) -> Pool:
+    """The groups of each pool, so many classes, put together to one."""
+    ends = torch.cumsum(torch.tensor([0, *classes]), 0)
+    sizes = torch.stack([part.sum() for part in pool.sizes.split(classes)])
+    return Pool(pool.indices, pool.starts[ends], sizes, torch.ones(len(classes), dtype=torch.float64))
+
+
+def _stood_for(vectors: Tensor, pool: Pool, where: Tensor, speaks_for: Tensor, *, rms: bool) -> Tensor:
+    """The examples that each pick stands for where candidates of several classes speak for different numbers of them."""
+    weights = []
+    picked = where.split(pool.sizes.tolist())
+    for picks, begin, end in zip(picked, pool.starts[:-1].tolist(), pool.starts[1:].tolist(), strict=True):
+        norms = torch.cdist(vectors[:, begin:end].double(), vectors[:, picks].double())
+        owner = (norms.square().mean(0) if rms else norms.mean(0)).argmin(1)
+        owner[picks - begin] = torch.arange(len(picks))
+        weights.append(torch.zeros(len(picks), dtype=torch.float64).index_add_(0, owner, speaks_for[begin:end]))
+    return torch.cat(weights)
 
 
 def _most_believed(pool: Pool, vectors: Tensor, labels: Tensor, share: float) -> tuple[Pool, Tensor]:
