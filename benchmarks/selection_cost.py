@@ -325,7 +325,7 @@ def main() -> None:
         cost_table("timm resnet18, 3 x 32 x 32, JPEG files", model, files, files.targets, pools * KEEP, repeats)
         print(f"\n{NOTES}")
     if args.only != "selection":
-        n, turns = (50_000, 3) if args.quick else (100_000, 2 * args.repeats + 1)
+        n, turns = (50_000, 3) if args.quick else (100_000, 4 * args.repeats + 1)
         print(f"\n{n // 2:,} of {n:,} examples `(1, 28, 28)` in memory, batches of {BATCH_SIZE}, examples a second:\n")
         print("| weights | workers | ours, best | RandomSampler, best | ratio of the best | median ratio of pairs |")
         print("|---|---|---|---|---|---|")

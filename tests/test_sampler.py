@@ -232,6 +232,7 @@ def test_strategy_memory_and_reuse_survive_a_resume():
 
 KILLED = """
     import sys, time, torch
+    torch.set_num_threads(1)  # as the process that compares: more would train the scenario's network to other bits
     sys.path.insert(0, {tests!r})
     from test_sampler import sampler_of
     from scenarios import digits
