@@ -1,7 +1,7 @@
 """What a selection costs against the naive way to make it, and what the sampler costs between selections.
 
     pip install "coreset-sampler[benchmarks,timm]"
-    python benchmarks/selection_cost.py            # some minutes; --quick takes one, with smaller sets and one repeat
+    python benchmarks/selection_cost.py            # a quarter of an hour; --quick takes two minutes
 
 First table: stable coresets with 4 draws, 128 kept of each pool of 500. The naive contestant does what the papers'
 released code does: for every pool and every draw it copies the model, adds noise to the copy's norm layers, loads the
@@ -11,7 +11,8 @@ work on the machine disturbs less than wall time. Contestants take turns and eac
 
 Second table: examples a second of a DataLoader over a coreset that has been selected already, against RandomSampler.
 
-The data are scikit-learn's digits, repeated with small shifts and noise up to the number wanted. Prints markdown.
+The first table's data are scikit-learn's digits, repeated with small shifts and noise up to the number wanted; the second's are
+random numbers. Prints markdown.
 """
 
 from __future__ import annotations
@@ -319,7 +320,7 @@ def main() -> None:
         labels = small.tensors[1]  # type: ignore[attr-defined]
         model = trained(conv_net(), small, 40)
         cost_table("Conv net, 1 x 28 x 28, tensors in memory", model, small, labels, pools * KEEP, repeats)
-        pools = 1 if args.quick else 4
+        pools = 1 if args.quick else 2
         files = Jpegs(10 * pools * KEEP)
         model = trained(resnet(), files, 20)
         cost_table("timm resnet18, 3 x 32 x 32, JPEG files", model, files, files.targets, pools * KEEP, repeats)

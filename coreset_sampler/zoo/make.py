@@ -31,6 +31,9 @@ HERE = Path(__file__).parent
 SEEDS = 5
 STEPS = 500
 METHODS: dict[str, Callable[[Tensor, int], Coreset]] = {"k-center": farthest_first, "herding": match_mean}
+NOTES = {
+    "digits/k-center-10": "preferred to herding (0.9552 ± 0.0044, n = 5) on these same 500 images: slightly favourable",
+}
 RECIPE = f"ConvNet, width 32, InstanceNorm; Adam 1e-3, {STEPS} steps of the whole set, no augmentation"
 
 
@@ -154,6 +157,8 @@ def make(data: Data, method: str, per_class: int, commit: str) -> tuple[str, dic
         "how": RECIPE,
     }
     name, file = f"{data.name}/{method}-{per_class}", f"{data.name}_{method}-{per_class}.safetensors"
+    if name in NOTES:
+        measured["note"] = NOTES[name]
     build(measured).save(HERE / file)
     about = {"file": file, "data": data.name, "licence": data.licence, "method": method}
     return name, about | {"images_per_class": per_class, "accuracy": measured, "commit": commit}
