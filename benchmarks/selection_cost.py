@@ -11,8 +11,8 @@ work on the machine disturbs less than wall time. Contestants take turns and eac
 
 Second table: examples a second of a DataLoader over a coreset that has been selected already, against RandomSampler.
 
-The first table's data are scikit-learn's digits, repeated with small shifts and noise up to the number wanted; the second's are
-random numbers. Prints markdown.
+The first table's data are scikit-learn's digits, repeated with small shifts and noise up to the number wanted; the second's
+are random numbers. Prints markdown.
 """
 
 from __future__ import annotations
