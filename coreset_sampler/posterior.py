@@ -36,9 +36,9 @@ class PointMass:
 class SphericalGaussian:
     r"""The current weights plus noise $\mathcal N(0, \text{scale}^2)$ in the chosen layers.
 
-    The noise is absolute, not relative to the weight. With `redraw=k` only the last `k` of the layers are drawn afresh
-    for each draw and those before them share one: every draw has the same distribution as without, so expectations
-    stay unbiased, and whatever comes before the `k`-th last layer is computed once for all draws.
+    The noise is absolute, not relative to the weight. With `redraw=k` only the last `k` of the layers, as the model lists
+    them, are drawn afresh for each draw and those before share one: every draw has the same distribution as without, so
+    expectations stay unbiased, and whatever comes before the `k`-th last layer is computed once for all draws.
     """
 
     scale: float = 0.1

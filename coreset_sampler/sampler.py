@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -114,7 +116,7 @@ class CoresetSampler(Sampler[int]):
         self._coreset: Coreset | None = None
         self._selected_epoch = self._decided_epoch = -1
         self._memory: dict[str, Tensor] = {}
-        self._position = 0
+        self._passing: tuple[int, Iterator[int]] = (0, iter(()))  # where the pass ends, and what is left of it
         self._started = False  # whether an iteration has begun in this epoch
         self._exhausted = False  # whether it has come to its end
         self._resume_at = 0
@@ -179,18 +181,22 @@ class CoresetSampler(Sampler[int]):
         return self._coreset
 
     def __iter__(self) -> Iterator[int]:
-        return _Epoch(self)
+        return _Epoch.of(self)
 
-    def _indices(self, resume: tuple[int, int] | None) -> Iterator[int]:
+    @property
+    def _position(self) -> int:
+        end, left = self._passing
+        return end - length_hint(left)
+
+    def _pass(self, resume: tuple[int, int] | None) -> Iterator[Iterable[int]]:
         epoch, start = (self._next_epoch(), self._resume_at) if resume is None else resume
         self.epoch, self._started = epoch, False
         self.select_if_due()
         self._started, self._exhausted, self._resume_at = True, False, 0
-        order = self._order()
-        self._position = start
-        for index in order[start:]:
-            self._position += 1
-            yield index
+        order, weights = self._order()
+        left = iter(order[start:])
+        self._passing = len(order), left  # a list's iterator knows what is left, so that nobody has to count
+        yield left if weights is None else map(WeightedIndex, left, weights[start:])
         self._exhausted = True
 
     def state_dict(self, position: int | None = None) -> dict[str, Any]:
@@ -240,7 +246,8 @@ class CoresetSampler(Sampler[int]):
         coreset = None if state["indices"] is None else self._checked(Coreset(state["indices"], state["weights"]))
         self._coreset, self._memory = coreset, dict(state["memory"])
         self.epoch, self._started = state["epoch"], False
-        self._resume_at = self._position = state["position"]
+        self._resume_at = state["position"]
+        self._passing = (state["position"], iter(()))
         self._selected_epoch, self._decided_epoch = state["selected_epoch"], state["decided_epoch"]
         self._spent, self._last = dict(state["spent"]), dict(state["last"])
         self._clock_start = time.perf_counter() if coreset is not None else None
@@ -318,18 +325,17 @@ class CoresetSampler(Sampler[int]):
             )
         return coreset
 
-    def _order(self) -> list[int]:
-        """The epoch's indices, the same in every process."""
+    def _order(self) -> tuple[list[int], list[float] | None]:
+        """The epoch's indices, the same in every process, and what they weigh, if that is to be handed on."""
         coreset = self.coreset
         generator = torch.Generator().manual_seed(_mixed(self.seed, self.epoch, _ORDER))
         if self.weights == "draw":
-            return systematic_draw(coreset, self.size, generator).tolist()
+            return systematic_draw(coreset, self.size, generator).tolist(), None
         order = torch.randperm(self.size, generator=generator)
         indices = coreset.indices[order].tolist()
         if self.weights == "none":
-            return indices
-        scaled = (coreset.weights[order] * self.size / coreset.weights.sum()).tolist()
-        return [WeightedIndex(index, weight) for index, weight in zip(indices, scaled, strict=True)]
+            return indices, None
+        return indices, (coreset.weights[order] * self.size / coreset.weights.sum()).tolist()
 
 
 class DistributedCoresetSampler(CoresetSampler, DistributedSampler):
@@ -364,31 +370,38 @@ class DistributedCoresetSampler(CoresetSampler, DistributedSampler):
     def __len__(self) -> int:
         return self.num_samples
 
-    def _order(self) -> list[int]:
-        order = super()._order()
+    def _order(self) -> tuple[list[int], list[float] | None]:
+        order, weights = super()._order()
         repeats = -(-self.total_size // len(order))
-        return (order * repeats)[self.rank : self.total_size : self.num_replicas]
+        mine = slice(self.rank, self.total_size, self.num_replicas)
+        return (order * repeats)[mine], None if weights is None else (weights * repeats)[mine]
 
 
-class _Epoch(Iterator[int]):
+class _Epoch(itertools.chain[int]):
     """One pass. It begins at the first `next`: DataLoaders with workers call `iter` twice and use one of the two.
 
-    torchdata's StatefulDataLoader saves it beside the sampler, and so tells an epoch whose last batch was just handed
-    out from one that is over.
+    A chain of the one part that `_pass` gives, so that no Python runs for an index. torchdata's StatefulDataLoader saves
+    it beside the sampler, and so tells an epoch whose last batch was just handed out from one that is over.
     """
 
-    def __init__(self, sampler: CoresetSampler) -> None:
-        self._sampler = sampler
-        self._indices: Iterator[int] | None = None
-        self._resume: tuple[int, int] | None = None
+    _sampler: CoresetSampler
+    _begun: bool
+    _resume: tuple[int, int] | None
 
-    def __next__(self) -> int:
-        if self._indices is None:
-            self._indices = self._sampler._indices(self._resume)
-        return next(self._indices)
+    @classmethod
+    def of(cls, sampler: CoresetSampler) -> _Epoch:
+        def parts() -> Iterator[Iterable[int]]:
+            epoch._begun = True
+            yield from sampler._pass(epoch._resume)
+
+        epoch: _Epoch = cls.from_iterable(parts())  # type: ignore[assignment]
+        epoch._sampler, epoch._begun, epoch._resume = sampler, False, None
+        return epoch
 
     def state_dict(self) -> dict[str, int]:
-        return {} if self._indices is None else {"epoch": self._sampler.epoch, "position": self._sampler._position}
+        if not self._begun:
+            return {}
+        return {"epoch": self._sampler.epoch, "position": self._sampler._position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self._resume = (state["epoch"], state["position"]) if state else None
@@ -402,9 +415,12 @@ def systematic_draw(coreset: Coreset, size: int, generator: torch.Generator) -> 
     """
     shuffled = torch.randperm(len(coreset), generator=generator)
     edges = torch.cumsum(coreset.weights[shuffled], 0)
-    comb = (torch.arange(size, dtype=torch.float64) + torch.rand((), generator=generator, dtype=torch.float64)) / size
-    at = torch.searchsorted(edges, comb * edges[-1], right=True).clamp(max=len(coreset) - 1)
-    return coreset.indices[shuffled[at]][torch.randperm(size, generator=generator)]
+    offset = torch.rand((), generator=generator, dtype=torch.float64)
+    teeth = torch.ceil(edges * (size / edges[-1]) - offset).clamp_(0, size).long()  # of the comb, below each edge
+    teeth[-1] = size
+    times = teeth.diff(prepend=teeth.new_zeros(1))
+    drawn = coreset.indices[shuffled].repeat_interleave(times, output_size=size)
+    return drawn[torch.randperm(size, generator=generator)]
 
 
 def _length(dataset: Dataset[Any]) -> int:

@@ -17,7 +17,7 @@ class WeightedIndex(int):
 
     def __new__(cls, index: int, weight: float) -> WeightedIndex:
         """An integer equal to `index` in every way."""
-        self = super().__new__(cls, index)
+        self = int.__new__(cls, index)
         self.weight = weight
         return self
 
@@ -39,17 +39,20 @@ class Weighted(Dataset[Any]):
         return len(self.dataset)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> Any:
-        return _with_weight(self.dataset[int(index)], index)
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        if not hasattr(self.dataset, "__getitems__"):
-            return [self[index] for index in indices]
-        items = self.dataset.__getitems__([int(index) for index in indices])
-        return [_with_weight(item, index) for item, index in zip(items, indices, strict=True)]
+        plain = [int(index) for index in indices]
+        if hasattr(self.dataset, "__getitems__"):
+            items = self.dataset.__getitems__(plain)
+        else:
+            items = [self.dataset[index] for index in plain]
+        # One tensor cut up: making one for each example would take longer than many a data set takes for the rest.
+        weights = torch.tensor([getattr(index, "weight", 1.0) for index in indices], dtype=torch.float32)
+        return [_with_weight(item, weight) for item, weight in zip(items, weights.unbind(), strict=True)]
 
 
-def _with_weight(item: Any, index: int) -> Any:
-    weight: Tensor = torch.tensor(getattr(index, "weight", 1.0), dtype=torch.float32)
+def _with_weight(item: Any, weight: Tensor) -> Any:
     if isinstance(item, Mapping):
         return {**item, "weight": weight}
     if isinstance(item, (tuple, list)):

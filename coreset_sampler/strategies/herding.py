@@ -16,7 +16,7 @@ def herding(*, balance: str = "equal") -> Strategy:
     r"""Keeps in each class examples whose mean embedding is that of the class (Welling, 2009).
 
     Greedily minimises $\lVert \tfrac1n \sum_i h_i - \tfrac1{|S|} \sum_{j \in S} h_j \rVert$ with $h$ what the head
-    receives; all weigh the same. Cost: every example through the model once, `size` products with the embeddings.
+    receives; those of a class weigh the same. Cost: every example through the model once, `size` products with them.
     """
     return partial(select_per_class, balance=balance, look=embeddings, choose=match_mean)
 
