@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from . import ranks, strategies
+from .arguments import length_of, size_of, whole_number
 from .coreset import Coreset
 from .labels import check_labels, labels_of
 from .layers import unwrapped
@@ -72,19 +73,19 @@ class CoresetSampler(Sampler[int]):
         num_workers: int = 0,
         progress: bool = True,
     ) -> None:
-        n = _length(dataset)
+        n = length_of(dataset)
         self.dataset, self.model = dataset, model
-        self.size = _size(n, fraction, size)
-        self.seed, self.epoch = _whole("seed", seed, 0), 0
+        self.size = size_of(n, fraction, size)
+        self.seed, self.epoch = whole_number("seed", seed, 0), 0
         self.strategy = strategies.stable() if strategy is None else strategy
-        self.reselect_every = _whole("reselect_every", reselect_every, 1)
+        self.reselect_every = whole_number("reselect_every", reselect_every, 1)
         self.max_overhead = max_overhead
         self.weights = weights
         self.selection_set = dataset if selection_set is None else selection_set
         self.forward, self.collate_fn = forward, collate_fn
         self.batch_size, self.num_workers = (
-            _whole("batch_size", batch_size, 1),
-            _whole("num_workers", num_workers, 0),
+            whole_number("batch_size", batch_size, 1),
+            whole_number("num_workers", num_workers, 0),
         )
         self.progress = progress
         if not isinstance(model, nn.Module):
@@ -108,8 +109,8 @@ class CoresetSampler(Sampler[int]):
             )
         if max_overhead is not None and not 0 < max_overhead < 1:
             raise ValueError(f"max_overhead must be a share of the wall time in (0, 1), got {max_overhead}")
-        if _length(self.selection_set) != n:
-            raise ValueError(f"selection_set must have the same {n} examples, got {_length(self.selection_set)}")
+        if length_of(self.selection_set) != n:
+            raise ValueError(f"selection_set must have the same {n} examples, got {length_of(self.selection_set)}")
         self._n = n
         self._labels = None if labels is None else check_labels(labels, n)
         self._label_hash: str | None = None
@@ -161,7 +162,7 @@ class CoresetSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch the next iteration is; calling it more than once does no harm, nor does it after a resume."""
-        epoch = _whole("epoch", epoch, 0)
+        epoch = whole_number("epoch", epoch, 0)
         if epoch != self.epoch or self._started:
             self._resume_at = 0
         self.epoch, self._started = epoch, False
@@ -279,9 +280,9 @@ class CoresetSampler(Sampler[int]):
     def _select(self, epoch: int) -> Coreset:
         labels, began = self.labels, time.perf_counter()
         for name, dataset in (("dataset", self.dataset), ("selection_set", self.selection_set)):
-            if _length(dataset) != self._n:
+            if length_of(dataset) != self._n:
                 raise ValueError(
-                    f"{name} had {self._n} examples when the sampler was made and has {_length(dataset)} now"
+                    f"{name} had {self._n} examples when the sampler was made and has {length_of(dataset)} now"
                 )
         plain = self.selection_set.dataset if isinstance(self.selection_set, Weighted) else self.selection_set
         seed = _mixed(self.seed, epoch, _SELECT)
@@ -421,40 +422,6 @@ def systematic_draw(coreset: Coreset, size: int, generator: torch.Generator) -> 
     times = teeth.diff(prepend=teeth.new_zeros(1))
     drawn = coreset.indices[shuffled].repeat_interleave(times, output_size=size)
     return drawn[torch.randperm(size, generator=generator)]
-
-
-def _length(dataset: Dataset[Any]) -> int:
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise TypeError(
-            f"a coreset picks examples by index, so the data set needs __getitem__ and __len__; {type(dataset).__name__} "
-            "is iterable only. Load it into a map-style data set first (for Hugging Face: streaming=False)."
-        )
-    return len(dataset)
-
-
-def _size(n: int, fraction: float | None, size: int | None) -> int:
-    if (fraction is None) == (size is None):
-        raise ValueError(f"pass either fraction or size, got fraction={fraction} and size={size}")
-    if fraction is not None:
-        if not 0 < fraction <= 1:
-            raise ValueError(
-                f"fraction must be in (0, 1], got {fraction}. To keep {fraction:g} examples pass size={fraction:g}"
-                + (f"; to keep {fraction:g} % pass fraction={fraction / 100:g}." if 1 < fraction <= 100 else ".")
-            )
-        return max(1, round(fraction * n))
-    assert size is not None
-    if not 1 <= _whole("size", size, 1) <= n:
-        raise ValueError(f"size must be between 1 and the data set's {n} examples, got {size}")
-    return int(size)
-
-
-def _whole(name: str, value: int, least: int) -> int:
-    try:
-        if not isinstance(value, (bool, str)) and int(value) == value and value >= least:
-            return int(value)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def _mixed(*numbers: int) -> int:

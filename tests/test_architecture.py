@@ -20,6 +20,7 @@ FLOORS = [
         "weighted",
         "types",
         "preprocessing",
+        "arguments",
     },
     {"posterior", "probe", "facility_location", "_greedy", "_greedy_torch", "coreset_file"},
     {"strategies", "synthetic"},

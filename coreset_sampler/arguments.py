@@ -1,0 +1,44 @@
+"""What people pass to a sampler, checked once at the door."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+
+def length_of(dataset: Dataset[Any]) -> int:
+    """The number of examples of a data set that can be asked for them by index."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"a coreset picks examples by index, so the data set needs __getitem__ and __len__; {type(dataset).__name__} "
+            "is iterable only. Load it into a map-style data set first (for Hugging Face: streaming=False)."
+        )
+    return len(dataset)
+
+
+def size_of(n: int, fraction: float | None, size: int | None) -> int:
+    """How many of `n` examples to keep, said by `fraction` or by `size`."""
+    if (fraction is None) == (size is None):
+        raise ValueError(f"pass either fraction or size, got fraction={fraction} and size={size}")
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            raise ValueError(
+                f"fraction must be in (0, 1], got {fraction}. To keep {fraction:g} examples pass size={fraction:g}"
+                + (f"; to keep {fraction:g} % pass fraction={fraction / 100:g}." if 1 < fraction <= 100 else ".")
+            )
+        return max(1, round(fraction * n))
+    assert size is not None
+    if not 1 <= whole_number("size", size, 1) <= n:
+        raise ValueError(f"size must be between 1 and the data set's {n} examples, got {size}")
+    return int(size)
+
+
+def whole_number(name: str, value: int, least: int) -> int:
+    """The value, if it is a whole number of at least `least`."""
+    try:
+        if not isinstance(value, (bool, str)) and int(value) == value and value >= least:
+            return int(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
