@@ -88,7 +88,7 @@ def modules_of(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
                 'Pass layers="head", layers="all", or the names of the layers to perturb.'
             )
     elif layers == "head":
-        found = {head_name(model): everything[head_name(model)]}
+        found = {head_name(model): model.get_submodule(head_name(model))}
     elif layers == "all":
         found = everything
     else:

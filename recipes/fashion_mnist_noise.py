@@ -86,7 +86,7 @@ class Images(Dataset):
 
 
 def load(data: str, split: str) -> tuple[Tensor, Tensor]:
-    """Normalised images and labels of one split, kept beside the log after the first reading."""
+    """Normalised images and labels of one split."""
     from datasets import load_dataset
 
     rows = load_dataset(data, split=split)

@@ -49,6 +49,13 @@ def test_the_head_is_the_last_layer_with_a_matrix():
     assert list(modules_of(conv_net(), "head")) == ["9"]
 
 
+def test_a_head_behind_a_parametrization_is_found_with_its_parameters():
+    head = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3, bias=False))
+    model = nn.Sequential(nn.Linear(4, 4), head)
+    names = parameter_names(modules_of(model, "head"))
+    assert sorted(names) == ["1.parametrizations.weight.original0", "1.parametrizations.weight.original1"]
+
+
 def test_layers_can_be_names_or_a_function():
     model = conv_net()
     assert parameter_names(modules_of(model, ["4"])) == ["4.weight", "4.bias"]
