@@ -21,10 +21,14 @@ FLOORS = [
         "types",
         "preprocessing",
         "arguments",
+        "networks",
+        "flat",
+        "image_data",
+        "metrics",
     },
     {"posterior", "probe", "facility_location", "_greedy", "_greedy_torch", "coreset_file"},
-    {"strategies", "synthetic"},
-    {"sampler", "formats", "picture"},
+    {"strategies", "synthetic", "inference"},
+    {"sampler", "formats", "picture", "distill"},
     {"testing", "zoo", "cli"},
 ]
 

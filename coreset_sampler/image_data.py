@@ -1,0 +1,126 @@
+"""Opens image data sets for distillation: the digits of scikit-learn, or any folder that `datasets.load_dataset` opens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .preprocessing import Normalize
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Training and test images as bytes `(n, channels, h, w)` with labels `(n,)`, in memory."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    licence: str = "unknown"
+
+    @property
+    def channels(self) -> int:
+        """1 or 3."""
+        return self.train[0].shape[1]
+
+    @property
+    def size(self) -> int:
+        """Pixels of a side."""
+        return self.train[0].shape[-1]
+
+    def normalize(self) -> Normalize:
+        """Mean 0 and deviation 1 in each channel over the training images."""
+        pixels = self.train[0].double() / 255
+        mean, std = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3))
+        return Normalize(tuple(mean.tolist()), tuple(std.tolist()))
+
+    def validation_split(self, share: float = 0.1, seed: int = 0) -> ImageData:
+        """The training images alone, a share of each class held out in place of the test images."""
+        if not 0 < share < 1:
+            raise ValueError(f"share must be in (0, 1), got {share}")
+        pixels, labels = self.train
+        generator = torch.Generator().manual_seed(seed)
+        held_out = torch.zeros(len(labels), dtype=torch.bool)
+        for label in labels.unique():
+            members = (labels == label).nonzero().flatten()
+            order = torch.randperm(len(members), generator=generator)
+            held_out[members[order[: max(1, round(share * len(members)))]]] = True
+        if held_out.all():
+            raise ValueError("no training images are left: every class has one image")
+        return replace(self, train=(pixels[~held_out], labels[~held_out]), test=(pixels[held_out], labels[held_out]))
+
+
+def open_images(data: str, *, size: int | None = None) -> ImageData:
+    """`"digits"`, or a folder (or hub id) that `datasets.load_dataset` opens: parquet, or a folder of images per class.
+
+    `size` scales and crops every image to a square of so many pixels; without it all must have one size already. The
+    test images are the split `test` or, where there is none, `validation`.
+    """
+    if data == "digits":
+        return _digits()
+    from datasets import load_dataset
+
+    if Path(data).exists() and not any(Path(data).iterdir()):
+        raise ValueError(f"{data} is empty")
+    loaded = load_dataset(data)
+    held_out = next((split for split in ("test", "validation", "valid", "val") if split in loaded), None)
+    if "train" not in loaded or held_out is None:
+        raise ValueError(f"{data} must have splits train and test (or validation), it has {list(loaded)}")
+    image, label, names = _columns(data, loaded["train"].features)
+    train, test = (
+        (_pixels(data, loaded[split][image], size), torch.tensor(loaded[split][label][:], dtype=torch.long))
+        for split in ("train", held_out)
+    )
+    if train[0].shape[1:] != test[0].shape[1:]:
+        raise ValueError(f"training images are {tuple(train[0].shape[1:])}, test images {tuple(test[0].shape[1:])}")
+    if min(int(train[1].min()), int(test[1].min())) < 0:
+        raise ValueError(f"{data} has negative labels, which stand for missing ones in Hugging Face data sets")
+    names = names or tuple(str(i) for i in range(int(train[1].max()) + 1))
+    return ImageData(Path(data).name, names, train, test)
+
+
+def _columns(data: str, features: Any) -> tuple[str, str, tuple[str, ...]]:
+    images = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
+    labels = [name for name, feature in features.items() if type(feature).__name__ == "ClassLabel"]
+    labels = labels or [name for name in features if name in ("label", "labels", "fine_label")]
+    if not images or not labels:
+        raise ValueError(f"{data} must have a column of images and one of labels, it has {dict(features)}")
+    label = "fine_label" if "fine_label" in labels else labels[0]
+    names = getattr(features[label], "names", None) or ()
+    return images[0], label, tuple(name.replace(" - ", "-").replace(" / ", "/") for name in names)
+
+
+def _pixels(data: str, images: Any, size: int | None) -> Tensor:
+    colour = any(image.mode not in ("L", "1", "I", "I;16", "F") for image in list(images[:100]))
+    arrays = []
+    for image in images:
+        image = image.convert("RGB" if colour else "L")
+        if size is not None and image.size != (size, size):
+            from PIL import ImageOps
+
+            image = ImageOps.fit(image, (size, size))
+        arrays.append(np.asarray(image))
+    shapes = {array.shape[:2] for array in arrays}
+    if len(shapes) > 1 or next(iter(shapes))[0] != next(iter(shapes))[1]:
+        raise ValueError(f"images of {data} are not squares of one size, but {sorted(shapes)[:4]} ...; pass size")
+    pixels = torch.from_numpy(np.stack(arrays))
+    return pixels.permute(0, 3, 1, 2).contiguous() if colour else pixels[:, None]
+
+
+def _digits() -> ImageData:
+    """scikit-learn's digits, 500 of them held out by a fixed split."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    loaded = load_digits()
+    pixels = torch.from_numpy(np.rint(loaded.images * (255 / 16)).astype(np.uint8))[:, None]
+    labels = torch.from_numpy(loaded.target).long()
+    train, test = train_test_split(np.arange(len(labels)), test_size=500, random_state=0, stratify=loaded.target)
+    names = tuple(str(digit) for digit in range(10))
+    parts = (pixels[train], labels[train]), (pixels[test], labels[test])
+    return ImageData("digits", names, *parts, licence="CC BY 4.0 (UCI: Alpaydin and Kaynak 1998)")
