@@ -1,9 +1,10 @@
-"""A coreset as a picture: a row a class."""
+"""A coreset as a picture, a row a class; and accuracy against time."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ _TILE = 72  # pixels on screen that an image gets, about
 _GAP = 5
 _TOP, _MARGIN = 78, 20
 _INK, _FAINT = "#1a1a1a", "#6e6e6e"
+_COLOURS = {"full": "#1a1a1a", "uniform": "#888888", "crest": "#d98a2b", "stable": "#2b6cb0"}
 
 
 def draw(coreset: SyntheticCoreset, path: str | os.PathLike[str], *, rows: int = 20, columns: int = 10) -> None:
@@ -48,6 +50,41 @@ def draw(coreset: SyntheticCoreset, path: str | os.PathLike[str], *, rows: int =
         for row, name in enumerate(names[number * depth : (number + 1) * depth]):
             page.text(left - 12, _TOP + row * (tile + _GAP) + tile / 2, name, ha="right", fontsize=10, color=_INK)
     page.figure.savefig(path)
+
+
+def draw_curves(
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    path: str | os.PathLike[str],
+    *,
+    target: float | None = None,
+    title: str = "",
+) -> None:
+    """Writes accuracy against seconds, a line a name, to `path`; `target` is a level to reach, drawn dashed."""
+    figures = need("matplotlib.figure", extra="plots", what="pictures")
+    figure = figures.Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    for name, curve in curves.items():
+        axes.plot(*zip(*curve, strict=True), "o-", color=_COLOURS.get(name), label=name, linewidth=2, markersize=5)
+    if target is not None:
+        axes.axhline(target, color=_FAINT, linestyle="--", linewidth=1, label=f"to reach: {target:.3f}")
+    axes.set(xlabel="seconds, selection included", ylabel="accuracy", xlim=(0, None))
+    axes.set_title(title, fontsize=10)
+    axes.legend(loc="lower right", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.2)
+    figure.savefig(path)
+
+
+def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:
+    """When a curve of `(seconds, accuracy)` first reaches the target, between points on a straight line; else None."""
+    before: tuple[float, float] | None = None
+    for seconds, accuracy in sorted(curve):
+        if accuracy >= target:
+            if before is None:
+                return seconds
+            return before[0] + (seconds - before[0]) * (target - before[1]) / (accuracy - before[1])
+        before = seconds, accuracy
+    return None
 
 
 def _depth(rows: int, columns: int) -> int:
