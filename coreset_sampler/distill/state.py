@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +34,10 @@ Info = dict[str, float]
 """Figures of a step for people to look at; `loss` is always there."""
 
 
+class DivergedError(ValueError):
+    """A step came to NaN or infinity; the message says what to lower. The state before the step is still good."""
+
+
 class Source(Protocol):
     """What a coreset is learned from: real examples, and experts that were trained on them."""
 
@@ -58,4 +62,12 @@ class Distiller(Protocol):
 
     def step(self, state: State, source: Source) -> tuple[State, Info]:
         """One update of the coreset. The state given is not changed."""
+        ...
+
+    def describe(self, state: State) -> dict[str, Any]:
+        """What a finished coreset says of itself: keyword arguments of `SyntheticCoreset`.
+
+        `target_kind`, and where they apply `learning_rate` (what networks were trained with on the coreset) and
+        `last_layer`. The preprocessing, method, classes and provenance come from whoever runs the distiller.
+        """
         ...
