@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from operator import length_hint
@@ -121,6 +122,7 @@ class CoresetSampler(Sampler[int]):
         self._started = False  # whether an iteration has begun in this epoch
         self._exhausted = False  # whether it has come to its end
         self._resume_at = 0
+        self._loaded_epoch = 0  # no epoch before it may come right after a resume
         self._clock_start: float | None = None
         self._spent: dict[str, float] = dict.fromkeys(
             ("selections", "put_off", "seconds", "wall", "forward_examples"), 0
@@ -163,6 +165,11 @@ class CoresetSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch the next iteration is; calling it more than once does no harm, nor does it after a resume."""
         epoch = whole_number("epoch", epoch, 0)
+        if epoch < self._loaded_epoch:
+            raise ValueError(
+                f"epoch must be {self._loaded_epoch} or later, where the loaded state stands, got {epoch}: something counts "
+                "from 0 again. Start the loop at sampler.epoch, and call set_epoch on a loader that accelerate prepared."
+            )
         if epoch != self.epoch or self._started:
             self._resume_at = 0
         self.epoch, self._started = epoch, False
@@ -191,14 +198,27 @@ class CoresetSampler(Sampler[int]):
 
     def _pass(self, resume: tuple[int, int] | None) -> Iterator[Iterable[int]]:
         epoch, start = (self._next_epoch(), self._resume_at) if resume is None else resume
+        start = self._start_under(_accelerate_wrappers(), start)
         self.epoch, self._started = epoch, False
         self.select_if_due()
-        self._started, self._exhausted, self._resume_at = True, False, 0
+        self._started, self._exhausted, self._resume_at, self._loaded_epoch = True, False, 0, 0
         order, weights = self._order()
         left = iter(order[start:])
         self._passing = len(order), left  # a list's iterator knows what is left, so that nobody has to count
         yield left if weights is None else map(WeightedIndex, left, weights[start:])
         self._exhausted = True
+
+    def _start_under(self, wrappers: Mapping[str, Any], start: int) -> int:
+        """Where the pass begins: under accelerate, which reads ahead, at 0, and batches already seen are skipped there."""
+        if start == 0 or "SkipBatchSampler" in wrappers:
+            return 0
+        if wrappers and not any(getattr(wrapper, "use_stateful_dataloader", False) for wrapper in wrappers.values()):
+            raise RuntimeError(
+                f"the state was saved in the middle of epoch {self.epoch}, {start} indices in. accelerate reads ahead, so "
+                "where the loop stood is not known. Begin this epoch with accelerator.skip_first_batches(loader, batches "
+                "already done), or save at the end of epochs."
+            )
+        return start
 
     def state_dict(self, position: int | None = None) -> dict[str, Any]:
         """Everything needed to go on with exactly the indices that were still to come.
@@ -247,7 +267,7 @@ class CoresetSampler(Sampler[int]):
         coreset = None if state["indices"] is None else self._checked(Coreset(state["indices"], state["weights"]))
         self._coreset, self._memory = coreset, dict(state["memory"])
         self.epoch, self._started = state["epoch"], False
-        self._resume_at = state["position"]
+        self._resume_at, self._loaded_epoch = state["position"], state["epoch"]
         self._passing = (state["position"], iter(()))
         self._selected_epoch, self._decided_epoch = state["selected_epoch"], state["decided_epoch"]
         self._spent, self._last = dict(state["spent"]), dict(state["last"])
@@ -342,7 +362,8 @@ class CoresetSampler(Sampler[int]):
 class DistributedCoresetSampler(CoresetSampler, DistributedSampler):
     """The same, each process drawing its own equal share: for torchrun, timm and Ray, which leave sharding to the sampler.
 
-    Shares are made equal by repeating a few indices, or with `drop_last` by leaving a few out.
+    Shares are made equal by repeating a few indices, or with `drop_last` by leaving a few out. `num_replicas` and `rank`
+    are those of the process group if not given, also of one that is set up after the sampler is made (Lightning).
     """
 
     def __init__(
@@ -356,22 +377,50 @@ class DistributedCoresetSampler(CoresetSampler, DistributedSampler):
         **settings: Any,
     ) -> None:
         CoresetSampler.__init__(self, dataset, model, **settings)
-        own_rank, world = ranks.world()
-        self.num_replicas = world if num_replicas is None else num_replicas
-        self.rank = own_rank if rank is None else rank
         self.drop_last, self.shuffle = drop_last, True
-        if not 0 <= self.rank < self.num_replicas:
-            raise ValueError(f"rank must be in [0, num_replicas={self.num_replicas}), got {self.rank}")
-        if drop_last and self.size < self.num_replicas:
-            raise ValueError(f"size={self.size} leaves nothing for {self.num_replicas} processes with drop_last")
-        rounded = self.size if drop_last else self.size + self.num_replicas - 1
-        self.num_samples = rounded // self.num_replicas
-        self.total_size = self.num_samples * self.num_replicas
+        self._given_rank, self._given_replicas = rank, num_replicas
+        self._check_share()
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """The processes that share the coreset out."""
+        return ranks.world()[1] if self._given_replicas is None else self._given_replicas
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """This process among them."""
+        return ranks.world()[0] if self._given_rank is None else self._given_rank
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """The indices of one process's share."""
+        rounded = self.size if self.drop_last else self.size + self.num_replicas - 1
+        return rounded // self.num_replicas
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """The indices of all shares together."""
+        return self.num_samples * self.num_replicas
 
     def __len__(self) -> int:
         return self.num_samples
 
+    def _check_share(self) -> None:
+        if not 0 <= self.rank < self.num_replicas:
+            raise ValueError(f"rank must be in [0, num_replicas={self.num_replicas}), got {self.rank}")
+        if self.drop_last and self.size < self.num_replicas:
+            raise ValueError(f"size={self.size} leaves nothing for {self.num_replicas} processes with drop_last")
+
+    def _start_under(self, wrappers: Mapping[str, Any], start: int) -> int:
+        if wrappers and self.num_replicas > 1:
+            raise TypeError(
+                "accelerate shares out what a sampler yields: the share of a DistributedCoresetSampler would be shared out "
+                "again and most of the coreset never be seen. Use CoresetSampler with accelerator.prepare."
+            )
+        return super()._start_under(wrappers, start)
+
     def _order(self) -> tuple[list[int], list[float] | None]:
+        self._check_share()
         order, weights = super()._order()
         repeats = -(-self.total_size // len(order))
         mine = slice(self.rank, self.total_size, self.num_replicas)
@@ -422,6 +471,20 @@ def systematic_draw(coreset: Coreset, size: int, generator: torch.Generator) -> 
     times = teeth.diff(prepend=teeth.new_zeros(1))
     drawn = coreset.indices[shuffled].repeat_interleave(times, output_size=size)
     return drawn[torch.randperm(size, generator=generator)]
+
+
+def _accelerate_wrappers() -> dict[str, Any]:
+    """What accelerate has put around the sampler that is asked for indices now, by class name.
+
+    It wraps loaders without a word to the sampler, so the only way to know is to look who is asking; once an epoch.
+    """
+    wrappers: dict[str, Any] = {}
+    frame = sys._getframe(1) if "accelerate.data_loader" in sys.modules else None
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "accelerate.data_loader" and "self" in frame.f_locals:
+            wrappers[type(frame.f_locals["self"]).__name__] = frame.f_locals["self"]
+        frame = frame.f_back
+    return wrappers
 
 
 def _mixed(*numbers: int) -> int:

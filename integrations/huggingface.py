@@ -1,19 +1,32 @@
-"""Synthetic coresets for Hugging Face: `Trainer`, image processors and `datasets`."""
+"""Hugging Face: a `Trainer` on coresets, and synthetic coresets for `Trainer`, image processors and `datasets`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..formats.extras import need
 from ..formats.hf_dataset import from_dataset, to_dataset
 from ..synthetic import SyntheticCoreset
 from .images import ImageConfig
 
-__all__ = ["for_huggingface", "from_hf", "to_hf"]
+if TYPE_CHECKING:
+    from .huggingface_trainer import CoresetTrainer, CoresetTrainerMixin
+
+__all__ = ["CoresetTrainer", "CoresetTrainerMixin", "for_huggingface", "from_hf", "to_hf"]
 
 _RESAMPLING = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("CoresetTrainer", "CoresetTrainerMixin"):  # these import transformers, the rest of the file does not
+        need("transformers", extra="huggingface", what=name)
+        from . import huggingface_trainer
+
+        return getattr(huggingface_trainer, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def to_hf(coreset: SyntheticCoreset) -> Any:

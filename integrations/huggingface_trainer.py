@@ -1,0 +1,202 @@
+"""Hugging Face's Trainer on a coreset. Imported by `integrations.huggingface` when one of these names is asked for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import IterableDataset
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ..probe import logits_of
+from ..sampler import CoresetSampler
+from ..weighted import Weighted
+
+STATE_FILE = "coreset_sampler.pt"
+_SETTINGS = [name for name in inspect.signature(CoresetSampler).parameters if name not in ("dataset", "model")]
+
+
+if TYPE_CHECKING:
+    _Trainer = Trainer  # whose methods a mixin may count on
+else:
+    _Trainer = object
+
+
+class CoresetTrainerMixin(_Trainer):
+    """Makes one's own `Trainer` train on a coreset: `class Mine(CoresetTrainerMixin, MyTrainer)`.
+
+    `coreset` holds settings of `CoresetSampler`. What the training arguments say already is taken from them: the seed,
+    the workers, the progress bar; the collator is the trainer's. The sampler in use is `trainer.coreset_sampler`, its
+    figures are in the logs as `coreset_...`, its state is in every checkpoint, and resuming from any of them gives the
+    batches that were still to come. With `weights="loss"` the loss is each example's cross-entropy times its weight.
+    """
+
+    coreset_sampler: CoresetSampler | None = None
+    _batch_weight: Tensor | None = None
+
+    def __init__(self, *args: Any, coreset: Mapping[str, Any], **settings: Any) -> None:
+        self.coreset = _checked(coreset)
+        super().__init__(*args, **settings)
+        self._latest_sampler: CoresetSampler | None = None
+        if self.coreset.get("weights") == "loss":
+            self._weigh_the_loss()
+        if self.train_dataset is not None:
+            self._get_train_sampler()  # a wrong setting is an error now, not after the model is on its device
+        self.add_callback(_AtEpochs(self))
+
+    def _weigh_the_loss(self) -> None:
+        if self.compute_loss_func is not None:
+            raise ValueError(
+                'coreset=dict(weights="loss") computes the loss itself and got compute_loss_func too; leave one of them out '
+                '(weights="draw" needs no change to the loss)'
+            )
+        self.compute_loss_func = self._weighted_loss
+        if self.train_dataset is not None:
+            self.train_dataset = Weighted(self.train_dataset)
+
+    def get_train_dataloader(self) -> Any:
+        """The trainer's own loader around the coreset."""
+        _check_possible(self)  # an IterableDataset never asks for a sampler
+        return super().get_train_dataloader()
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> CoresetSampler:
+        _check_possible(self)
+        collator = self._get_collator_with_removed_columns(self.data_collator, description="selection")
+        args: Any = self.args
+        settings = {
+            "seed": args.seed if args.data_seed is None else args.data_seed,
+            "num_workers": args.dataloader_num_workers,
+            "progress": not args.disable_tqdm,
+            "collate_fn": collator,
+            **self.coreset,
+        }
+        data = self.train_dataset if train_dataset is None else train_dataset
+        self._latest_sampler = CoresetSampler(data, self.model, **settings)
+        return self._latest_sampler
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        columns: Any = self._signature_columns
+        if self.coreset.get("weights") == "loss" and "weight" not in columns:
+            columns.append("weight")  # else remove_unused_columns drops it without a word
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Examples an epoch, from which the trainer works out its speed: for the training loader the coreset's."""
+        sampler = self._latest_sampler
+        own = sampler is not None and getattr(dataloader, "dataset", None) is sampler.dataset
+        return len(sampler) if own and sampler is not None else super().num_examples(dataloader)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **settings: Any) -> Any:
+        """The trainer's loss; with `weights="loss"` each example's part times its weight."""
+        if self.coreset.get("weights") == "loss":
+            inputs = dict(inputs)
+            self._batch_weight = inputs.pop("weight", None)
+            if model.training and self._batch_weight is None:
+                raise ValueError(
+                    'coreset=dict(weights="loss"), but the batch has no "weight" entry: the data collator drops it. Let '
+                    'data_collator keep the entry "weight" of the examples, or use weights="draw", which needs none.'
+                )
+        return super().compute_loss(model, inputs, *args, **settings)
+
+    def _weighted_loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        logits, smoothing = logits_of(outputs), self.args.label_smoothing_factor
+        losses = functional.cross_entropy(logits, labels.view(-1), reduction="none", label_smoothing=smoothing)
+        if self._batch_weight is not None:
+            losses = losses * self._batch_weight.to(losses.dtype)
+        return losses.mean() if num_items_in_batch is None else losses.sum() / num_items_in_batch
+
+    def log(self, logs: dict[str, float], *args: Any, **settings: Any) -> None:
+        """The trainer's logs with what selection has cost."""
+        if self.coreset_sampler is not None and "loss" in logs:
+            logs.update({f"coreset_{name}": value for name, value in self.coreset_sampler.stats.items()})
+        super().log(logs, *args, **settings)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self._latest_sampler is not None:
+            path = Path(checkpoint) / STATE_FILE
+            if not path.exists():
+                raise FileNotFoundError(
+                    f"{checkpoint} has no {STATE_FILE}: it was saved without a coreset, or saving was interrupted. Resume "
+                    "from another checkpoint, or load the model from this one and train without resume_from_checkpoint."
+                )
+            self._latest_sampler.load_state_dict(torch.load(path, weights_only=True))
+
+
+class CoresetTrainer(CoresetTrainerMixin, Trainer):
+    """A `Trainer` that trains each epoch on the part of the data that the current model would learn the same from.
+
+    Example:
+        >>> trainer = CoresetTrainer(model=model, args=args, train_dataset=train, coreset=dict(fraction=0.1))
+        >>> trainer.train()
+    """
+
+
+class _AtEpochs(TrainerCallback):
+    """Tells the sampler its epoch and selects, in every process, before the trainer asks for batches; saves its state."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.next_epoch = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Takes the sampler of the loader that this run uses, and the epoch that the trainer begins or resumes with."""
+        self.trainer.coreset_sampler = self.trainer._latest_sampler
+        self.next_epoch = int(state.epoch or 0)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """All processes select here: with `dispatch_batches` only the first of them would come to read the sampler."""
+        sampler = self.trainer.coreset_sampler
+        sampler.set_epoch(self.next_epoch)
+        sampler.select_if_due()
+        self.next_epoch += 1
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Without the position: on resume the trainer skips the batches of the epoch that it has done."""
+        if args.should_save:
+            run = self.trainer._get_output_dir(trial=getattr(self.trainer, "_trial", None))
+            folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(self.trainer.coreset_sampler.state_dict(position=0), folder / STATE_FILE)
+
+
+def _checked(coreset: Any) -> dict[str, Any]:
+    if not isinstance(coreset, Mapping):
+        raise TypeError(f"coreset must be a dict of settings such as dict(fraction=0.1), got {type(coreset).__name__}")
+    unknown = sorted(set(coreset) - set(_SETTINGS))
+    if unknown:
+        raise TypeError(f"coreset has unknown settings {unknown}; those of CoresetSampler are {', '.join(_SETTINGS)}")
+    return dict(coreset)
+
+
+def _check_possible(trainer: Any) -> None:
+    """Refuses what would leave the coreset out without a word."""
+    data, args = trainer.train_dataset, trainer.args
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+        raise TypeError(
+            f"train_dataset must have a length and take indices, got {type(data).__name__}; a stream has no coreset. "
+            "Load it as a map-style datasets.Dataset, for instance without streaming=True."
+        )
+    grouped = "group_by_length" if getattr(args, "group_by_length", False) else "random"  # before transformers 5
+    order = getattr(args, "train_sampling_strategy", grouped)
+    if order != "random":
+        raise ValueError(
+            f"train_sampling_strategy must stay 'random' with a coreset, which decides the order itself, got {order!r}. "
+            "A data collator that pads each batch to its longest example saves most of what grouping by length would."
+        )
+    if trainer.is_fsdp_enabled or (trainer.is_deepspeed_enabled and _zero_stage(args) == 3):
+        raise ValueError(
+            "the model's parameters are sharded (FSDP, or DeepSpeed stage 3): no process can look at its candidates alone. "
+            "Train with DDP or DeepSpeed up to stage 2."
+        )
+
+
+def _zero_stage(args: Any) -> int:
+    config = getattr(args, "hf_deepspeed_config", None)
+    return 0 if config is None else int(config.config.get("zero_optimization", {}).get("stage", 0))
