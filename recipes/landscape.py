@@ -1,0 +1,249 @@
+"""How well a coreset's loss follows the loss of all the data around the current weights: stable, CREST, uniform.
+
+    python recipes/landscape.py                          # scikit-learn's digits, half a minute
+    python recipes/landscape.py --data DIR --n 3000      # Fashion-MNIST, CIFAR-10: a folder or hub id of images
+
+A small BatchNorm network trains on all examples; after --epochs of it each contestant selects a tenth of them, and what
+the weighted tenth says is compared with what all of them say, for the network in eval mode:
+
+    gradient    |g_S - g| / |g| at the current weights
+    around      the same at weights moved by noise in the norm layers, which is what stable coresets match
+    Hessian     |H_S v - H v| / |H v| for random v
+    loss        root mean square of (L_S(w + a d) - L_S(w)) - (L(w + a d) - L(w)) over a in [-1, 1], relative to how far L
+                moves, for random d with each filter as long as the network's own (Li et al. 2018)
+
+Each is the mean over --seeds networks, ± standard deviation; 0 is perfect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+from coreset_sampler import Coreset, CoresetSampler, SphericalGaussian, strategies
+
+FRACTION, SCALE, BATCH_SIZE, LEARNING_RATE = 0.1, 0.1, 64, 0.05
+POOLS = dict(pool_size=200, keep=20)
+STRATEGIES = {
+    "uniform": strategies.uniform(),
+    "crest": strategies.crest(**POOLS),
+    "stable": strategies.stable(posterior=SphericalGaussian(SCALE, "norm"), draws=4, **POOLS),
+}
+COLOURS = {"uniform": "#888888", "crest": "#d98a2b", "stable": "#2b6cb0"}
+VECTORS, DIRECTIONS, STEPS = 4, 4, torch.linspace(-1, 1, 21)
+Weights = dict[str, Tensor]
+
+
+def load(data: str | None, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """`n` random images `(n, c, h, w)` of mean 0 and deviation 1, and their labels."""
+    if data is None:
+        from sklearn.datasets import load_digits
+
+        found = load_digits()
+        images, labels = torch.tensor(found.images[:, None], dtype=torch.float32), torch.tensor(found.target)
+        chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:n]
+        images, labels = images[chosen], labels[chosen]
+    else:
+        from datasets import load_dataset
+
+        rows = load_dataset(data, split="train").shuffle(seed=seed)
+        rows = rows.select(range(min(n, len(rows))))
+        column = next(name for name in ("img", "image") if name in rows.column_names)
+        pixels = np.stack([np.atleast_3d(np.asarray(image)) for image in rows[column]])
+        images, labels = torch.tensor(pixels, dtype=torch.float32).permute(0, 3, 1, 2), torch.tensor(rows["label"][:])
+    return (images - images.mean()) / images.std(), labels
+
+
+def network(channels: int, classes: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, width, pool in ((channels, 16, 1), (16, 32, 2), (32, 64, 2)):
+        layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(pool)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, classes))
+
+
+def trained(data: TensorDataset, epochs: int, seed: int) -> nn.Module:
+    """A network after so many epochs of plain training on all examples, in eval mode."""
+    torch.manual_seed(seed)
+    model = network(data.tensors[0].shape[1], int(data.tensors[1].max()) + 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    loader = DataLoader(data, BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(seed))
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return model.eval()
+
+
+class Loss:
+    """The mean loss of a weighted set of examples as a function of a network's weights."""
+
+    def __init__(self, model: nn.Module, data: TensorDataset, coreset: Coreset | None = None) -> None:
+        n = len(data)
+        coreset = Coreset(torch.arange(n), torch.ones(n, dtype=torch.float64)) if coreset is None else coreset
+        x, y = (tensor[coreset.indices] for tensor in data.tensors)
+        shares = (coreset.weights / coreset.weights.sum()).float()
+        self.model, self.parts = model, list(zip(x.split(500), y.split(500), shares.split(500), strict=True))
+
+    def _parts(self, weights: Weights):
+        for x, y, share in self.parts:
+            yield (cross_entropy(functional_call(self.model, weights, (x,)), y, reduction="none") * share).sum()
+
+    @torch.no_grad()
+    def __call__(self, weights: Weights) -> float:
+        """The loss itself."""
+        return float(sum(self._parts(weights)))
+
+    def gradient(self, weights: Weights) -> Tensor:
+        """All parameters in a row."""
+        weights = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        return sum(flat(torch.autograd.grad(part, list(weights.values()))) for part in self._parts(weights))
+
+    def curvature(self, weights: Weights, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """The Hessian times each of the vectors."""
+        weights = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        values, total = list(weights.values()), [torch.zeros_like(v) for v in vectors]
+        for part in self._parts(weights):
+            slope = flat(torch.autograd.grad(part, values, create_graph=True))
+            for i, vector in enumerate(vectors):
+                total[i] += flat(torch.autograd.grad(slope @ vector, values, retain_graph=True))
+        return total
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def filter_normalised(weights: Weights, generator: torch.Generator) -> Weights:
+    """A random direction, each filter of it as long as the network's own; scales, shifts and biases stay as they are."""
+    direction = {}
+    for name, value in weights.items():
+        noise = torch.randn(value.shape, generator=generator)
+        dims = tuple(range(1, value.ndim))
+        length = (value.square().sum(dims, True) / noise.square().sum(dims, True)).sqrt() if dims else 0.0
+        direction[name] = noise * length
+    return direction
+
+
+def moved(weights: Weights, direction: Weights, step: float) -> Weights:
+    return {name: value + step * direction[name] for name, value in weights.items()}
+
+
+def noisy(model: nn.Module, weights: Weights, generator: torch.Generator) -> Weights:
+    """The weights with noise of `SCALE` in the norm layers."""
+    norms = {name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    return {
+        name: value + SCALE * torch.randn(value.shape, generator=generator)
+        if name.rsplit(".", 1)[0] in norms
+        else value
+        for name, value in weights.items()
+    }
+
+
+def apart(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def compare(data: TensorDataset, epochs: int, seed: int) -> tuple[dict[str, dict[str, float]], dict[str, list[Tensor]]]:
+    """Contestant -> its four errors; and the losses along each direction, of all examples and of each contestant."""
+    model, generator = trained(data, epochs, seed), torch.Generator().manual_seed(seed)
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    vectors = [torch.randn(sum(v.numel() for v in weights.values()), generator=generator) for _ in range(VECTORS)]
+    directions = [filter_normalised(weights, generator) for _ in range(DIRECTIONS)]
+    around = [noisy(model, weights, generator) for _ in range(VECTORS)]
+    samplers = {
+        name: CoresetSampler(data, model, fraction=FRACTION, strategy=strategy, seed=seed, progress=False)
+        for name, strategy in STRATEGIES.items()
+    }
+    losses = {"all": Loss(model, data)} | {n: Loss(model, data, s.select()) for n, s in samplers.items()}
+    lines = {
+        name: [torch.tensor([loss(moved(weights, d, a)) for a in STEPS.tolist()]) for d in directions]
+        for name, loss in losses.items()
+    }
+    slopes = {name: [loss.gradient(w) for w in (weights, *around)] for name, loss in losses.items()}
+    bends = {name: loss.curvature(weights, vectors) for name, loss in losses.items()}
+    centre = len(STEPS) // 2
+    rises = {name: torch.stack([line - line[centre] for line in found]) for name, found in lines.items()}
+    errors = {
+        name: {
+            "gradient": apart(slopes[name][0], slopes["all"][0]),
+            "around": statistics.mean(apart(*pair) for pair in zip(slopes[name][1:], slopes["all"][1:], strict=True)),
+            "Hessian": statistics.mean(apart(*pair) for pair in zip(bends[name], bends["all"], strict=True)),
+            "loss": apart(rises[name], rises["all"]),
+        }
+        for name in STRATEGIES
+    }
+    return errors, lines
+
+
+def draw(lines: dict[str, list[Tensor]], errors: list[dict[str, dict[str, float]]], path: Path, title: str) -> None:
+    """The losses along the first two directions, and the errors as bars with their standard deviation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained", width_ratios=[1, 1, 1.3])
+    for number, cell in enumerate(axes[:2]):
+        cell.plot(STEPS, lines["all"][number], color="#1a1a1a", linewidth=4, alpha=0.3, label="all examples")
+        for name, colour in COLOURS.items():
+            cell.plot(STEPS, lines[name][number], color=colour, label=name)
+        cell.set(xlabel=f"along random direction {number + 1}", ylabel="loss", yscale="log")
+    axes[0].legend(frameon=False)
+    kinds = list(errors[0]["stable"])
+    for place, (name, colour) in enumerate(COLOURS.items()):
+        values = np.array([[found[name][kind] for kind in kinds] for found in errors])
+        spread = values.std(0, ddof=1) if len(values) > 1 else None
+        at = np.arange(len(kinds)) + 0.27 * (place - 1)
+        axes[2].bar(at, values.mean(0), 0.25, yerr=spread, color=colour, label=name, capsize=3)
+    axes[2].set_xticks(range(len(kinds)), kinds)
+    axes[2].set(ylabel="relative error")
+    figure.suptitle(title, fontsize=11)
+    for cell in axes:
+        cell.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--data", help="folder or hub id of images with columns img or image, and label; default: digits"
+    )
+    parser.add_argument("--n", type=int, default=1500, help="examples (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5, 20], help="when to look (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--picture", type=Path, default=Path("runs/landscape.png"), help="default: %(default)s")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| epochs | sampler | gradient | around | Hessian | loss |\n|---|---|---|---|---|---|")
+    for epochs in args.epochs:
+        errors = []
+        for seed in tqdm(range(args.seeds), f"{epochs} epochs", leave=False):
+            found, lines = compare(TensorDataset(*load(args.data, args.n, seed)), epochs, seed)
+            errors.append(found)
+        for name in STRATEGIES:
+            cells = []
+            for kind in errors[0][name]:
+                values = [found[name][kind] for found in errors]
+                cells.append(
+                    f"{statistics.mean(values):.3f} ± {statistics.stdev(values) if len(values) > 1 else 0:.3f}"
+                )
+            print(f"| {epochs} | {name} | {' | '.join(cells)} |", flush=True)
+        where = args.picture.with_stem(f"{args.picture.stem}-{epochs}")
+        draw(lines, errors, where, f"{FRACTION:.0%} of {args.n} examples after {epochs} epochs, n = {args.seeds}")
+    print(f"\nn = {args.seeds} networks, mean ± standard deviation; pictures: {args.picture.with_stem('landscape-*')}")
+
+
+if __name__ == "__main__":
+    main()
