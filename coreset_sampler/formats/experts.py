@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..coreset_file import CoresetFileError
+from . import safe_torch
 from .source import load
 
 Trajectory = list[list[Tensor]]
@@ -24,19 +25,32 @@ def read_experts(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
 
     `trajectory[epoch]` is the list of parameters after that epoch, 0 being the start.
     """
-    path = Path(path)
+    for file in _files(Path(path)):
+        for number, trajectory in enumerate(_buffer(file, load(file))):
+            yield _checked(file, number, trajectory)
+
+
+def open_buffers(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
+    """The same with all files at once, mapped: parameters are read when they are looked at, and not checked before."""
+    for file in _files(Path(path)):
+        yield from _buffer(file, safe_torch.load(file, mapped=True))
+
+
+def _files(path: Path) -> list[Path]:
     files = [path]
     if path.is_dir():
         numbered = [(int(m[1]), entry) for entry in path.iterdir() if (m := _FILE.fullmatch(entry.name))]
         files = [entry for _, entry in sorted(numbered)]
     if not files or not all(file.is_file() for file in files):
         raise FileNotFoundError(f"{path} is neither a buffer nor a folder with replay_buffer_0.pt, ...")
-    for file in files:
-        content = load(file)
-        if not is_buffer(content):
-            raise CoresetFileError(f"{file} is no expert buffer: a list of trajectories of epochs of tensors")
-        for number, trajectory in enumerate(content):
-            yield _checked(file, number, trajectory)
+    return files
+
+
+def _buffer(file: Path, content: Any) -> list[Trajectory]:
+    if not is_buffer(content):
+        raise CoresetFileError(f"{file} is no expert buffer: a list of trajectories of epochs of tensors")
+    trajectories: list[Trajectory] = content
+    return trajectories
 
 
 def is_buffer(content: Any) -> bool:

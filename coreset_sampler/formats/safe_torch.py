@@ -31,15 +31,18 @@ _ALLOWED = {f"torch {number}Storage" for number in _NUMBERS} | {
 }
 
 
-def load(path: Path) -> Any:
-    """What the file holds. Raises `CoresetFileError` if that is not only data."""
+def load(path: Path, *, mapped: bool = False) -> Any:
+    """What the file holds. Raises `CoresetFileError` if that is not only data.
+
+    `mapped` leaves tensors on disk until they are looked at; the file must not change meanwhile.
+    """
     program = _program(path)
     _check_imports(path, program)
     stand_ins: list[Any] = [(_Dtype, "numpy.dtype")]
     stand_ins += [(_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     try:
         with torch.serialization.safe_globals(stand_ins):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except (
         pickle.UnpicklingError,
         RuntimeError,
