@@ -1,0 +1,102 @@
+"""The papers' settings by method, data set and images per class, and shorter ones for a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+METHODS = {
+    "rkl": "reverse_kl",
+    "w": "wasserstein",
+    "fkl": "forward_kl",
+    "cd": "contrastive_divergence",
+    "vbpc": "variational",
+}
+"""What the command line calls them."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How to make a coreset: the distiller's settings, the experts it needs and how long to go on."""
+
+    steps: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    max_start: int | None = None
+    experts: int = 0
+    epochs: int = 0
+    examples: int | None = None
+    """Real examples that experts train on; all if not said."""
+
+
+# Kim et al. 2022, table 2, and the released code for pixels (lr 1000, momentum 0.5; plain steps for reverse KL).
+_LONG = {
+    "reverse_kl": {"samples": 10, "noise": 0.01, "batch": 1000, "lr": 1000.0, "momentum": 0.0},
+    "wasserstein": {"epochs": 2, "inner_rate": 0.01, "lr": 1000.0, "momentum": 0.5},
+    "forward_kl": {"epochs": 1, "samples": 30, "noise": 0.01, "lr": 1000.0, "momentum": 0.5},
+    "contrastive_divergence": {"epochs": 2, "inner_steps": 10, "inner_rate": 0.03, "momentum": 0.5},
+}
+_BY_SIZE = {  # images per class: max_start, inner_steps, inner_rate, inner_rate_lr
+    1: (2, 50, 0.01, 1e-7),
+    10: (20, 30, 0.03, 1e-5),
+    20: (30, 30, 0.03, 1e-5),
+}
+# Tiwary et al. 2024: pixel learning rates at 1, 10 and 50 images per class.
+_CD_LR = {
+    "mnist": (1000.0, 1.0, 1.0),
+    "fashion-mnist": (1.0, 1.0, 1.0),
+    "svhn": (10.0, 1.0, 1.0),
+    "cifar10": (1.0, 1000.0, 1000.0),
+}
+
+# Chosen on validation splits of digits and Fashion-MNIST with a ConvNet of widths 16, 32, 64: see recipes/distill.py.
+_SHORT: dict[str, dict[str, Any]] = {
+    "reverse_kl": {"inner_steps": 10, "inner_rate": 0.03, "samples": 5, "batch": 256, "lr": 1000.0},
+    "wasserstein": {"inner_steps": 10, "inner_rate": 0.03, "epochs": 1, "inner_rate_lr": 1e-5, "lr": 1000.0},
+    "forward_kl": {"inner_steps": 10, "inner_rate": 0.03, "epochs": 1, "samples": 5, "lr": 1000.0},
+    "contrastive_divergence": {"inner_steps": 10, "inner_rate": 0.03, "epochs": 1, "lr": 1000.0},
+    "variational": {},
+}
+_SHORT_STEPS = {
+    "reverse_kl": 300,
+    "wasserstein": 300,
+    "forward_kl": 500,
+    "contrastive_divergence": 500,
+    "variational": 1000,
+}
+
+
+def paper(method: str, data: str, images_per_class: int) -> Preset:
+    """What the method's paper used; between the sizes that it has, the next smaller one's."""
+    _check(method, images_per_class)
+    if method == "variational":
+        return Preset(steps=100_000)
+    row = max((size for size in _BY_SIZE if size <= images_per_class), default=1)
+    max_start, inner_steps, inner_rate, inner_rate_lr = _BY_SIZE[row]
+    settings = dict(_LONG[method])
+    if method in ("reverse_kl", "forward_kl"):
+        settings |= {"inner_steps": inner_steps, "inner_rate": inner_rate}
+    if method == "wasserstein":
+        settings |= {"inner_steps": inner_steps, "inner_rate_lr": inner_rate_lr}
+    if method == "contrastive_divergence":
+        rates = _CD_LR.get(data, (1.0, 1.0, 1.0))
+        settings["lr"] = rates[(images_per_class >= 10) + (images_per_class >= 50)]
+    return Preset(5000, settings, max_start, experts=100, epochs=50)
+
+
+def cpu(method: str, data: str, images_per_class: int) -> Preset:
+    """Minutes instead of hours: few and short experts on a part of the data, short unrolls, fewer samples."""
+    _check(method, images_per_class)
+    if method == "variational":
+        return Preset(_SHORT_STEPS[method])
+    settings = dict(_SHORT[method])
+    return Preset(_SHORT_STEPS[method], settings, max_start=4, experts=6, epochs=8, examples=10_000)
+
+
+PRESETS = {"paper": paper, "cpu": cpu}
+
+
+def _check(method: str, images_per_class: int) -> None:
+    if method not in METHODS.values():
+        raise ValueError(f"unknown method {method!r}; known: {', '.join(METHODS.values())}")
+    if images_per_class < 1:
+        raise ValueError(f"images per class must be at least 1, got {images_per_class}")
