@@ -109,7 +109,8 @@ class Probe:
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers(remove_duplicate=False)),
         }
-        self._buffers = {f"model.{name}": value for name, value in self.model.named_buffers()}
+        buffers = ranks.buffers_of_first(dict(self.model.named_buffers()))
+        self._buffers = {f"model.{name}": value for name, value in buffers.items()}
         first = next(self.model.parameters(), None)
         self._device = first.device if first is not None else torch.device("cpu")
         self._share = True

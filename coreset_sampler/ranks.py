@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from torch import distributed
+from torch import Tensor, distributed
 
 T = TypeVar("T")
 
@@ -42,3 +42,16 @@ def from_first(value: T) -> T:
     box = [value]
     distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def buffers_of_first(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same buffers with the numbers that process 0 has, for which nothing is written into the model.
+
+    BatchNorm statistics are local, and a checkpoint holds those of process 0: with these, a run that was resumed selects
+    what one that was not interrupted selects. A model without such buffers has nothing to send.
+    """
+    names = [name for name, value in buffers.items() if value.is_floating_point()]
+    if not names or world()[1] == 1:
+        return buffers
+    first = from_first([buffers[name].detach().cpu() for name in names])
+    return {**buffers, **{name: value.to(buffers[name].device) for name, value in zip(names, first, strict=True)}}

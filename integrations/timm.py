@@ -1,19 +1,105 @@
-"""Synthetic coresets for timm models."""
+"""timm: its loaders around a coreset sampler, and synthetic coresets for its models."""
 
 from __future__ import annotations
 
+import copy
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
 from ..formats.extras import need
+from ..ranks import world
+from ..sampler import CoresetSampler, DistributedCoresetSampler
 from ..synthetic import SyntheticCoreset
+from ..weighted import Weighted
 from .images import ImageConfig
 
-__all__ = ["for_timm"]
+__all__ = ["for_timm", "with_sampler"]
 
 _KNOWN_INTERPOLATION = ("bicubic", "bilinear", "nearest")
+
+
+def with_sampler(loader: Any, sampler: CoresetSampler) -> Any:
+    """The loader that `timm.data.create_loader` made, with everything it does, around a coreset sampler.
+
+    Mixup, workers, the prefetcher and its random erasing stay as they are. With the prefetcher images leave the data set as
+    bytes and are normalised on the device: selection then does the same, unless the sampler has a `forward` of its own.
+    Under several processes pass a `DistributedCoresetSampler`. Call `loader.sampler.set_epoch(epoch)` or do not: epochs
+    count themselves.
+
+    Example:
+        >>> loader = with_sampler(timm.data.create_loader(train_set, 224, 128, is_training=True), sampler)
+    """
+    timm_loader = need("timm.data.loader", extra="timm", what="loaders of timm")
+    prefetcher = loader if isinstance(loader, timm_loader.PrefetchLoader) else None
+    plain = loader if prefetcher is None else prefetcher.loader
+    _check_loader(plain, sampler, timm_loader, prefetcher is not None)
+    rebuilt = _around(plain, sampler)
+    if prefetcher is None:
+        return rebuilt
+    if sampler.forward is None:
+        sampler.forward = partial(_forward_of_bytes, prefetcher.mean, prefetcher.std, prefetcher.img_dtype)
+    changed = copy.copy(prefetcher)
+    changed.loader = rebuilt
+    return changed
+
+
+def _around(loader: DataLoader[Any], sampler: CoresetSampler) -> DataLoader[Any]:
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+    more = ("generator", "prefetch_factor", "persistent_workers", "pin_memory_device", "batch_size", "drop_last")
+    settings = {name: getattr(loader, name) for name in (*names, *more) if hasattr(loader, name)}
+    dataset: Any = sampler.dataset if isinstance(sampler.dataset, Weighted) else loader.dataset
+    return DataLoader(dataset, sampler=sampler, **settings)
+
+
+def _forward_of_bytes(mean: Tensor, std: Tensor, dtype: Any, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    """What timm's prefetcher does to a batch of bytes, then the model."""
+    images, labels = batch[0], batch[1]
+    return model(images.to(mean.device).to(dtype).sub(mean).div(std)), labels
+
+
+def _check_loader(loader: Any, sampler: CoresetSampler, timm_loader: Any, prefetched: bool) -> None:
+    """Refuses loaders around which a sampler would be left out, come an epoch early, or lose its weights."""
+    if isinstance(loader, timm_loader.MultiEpochsDataLoader):
+        raise TypeError(
+            "MultiEpochsDataLoader begins the next epoch before this one is over, so it would select with the model of an "
+            "epoch ago. Leave use_multi_epochs_loader=True out; persistent_workers=True saves the same time."
+        )
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        kind = type(loader).__name__ if not isinstance(loader, DataLoader) else type(loader.dataset).__name__
+        raise TypeError(
+            f"loader must be what timm.data.create_loader makes of a data set with a length, got {kind}; a stream has no "
+            "coreset. Read the data as an ImageDataset."
+        )
+    if type(loader.sampler) not in (RandomSampler, DistributedSampler) or loader.batch_size is None:
+        raise TypeError(
+            f"loader must draw at random from its data, but it uses {type(loader.sampler).__name__} and "
+            f"{type(loader.batch_sampler).__name__}, which would be lost. Make it by create_loader(..., is_training=True) "
+            "without num_aug_repeats and input_size_choices."
+        )
+    _check_sampler(loader, sampler, prefetched)
+
+
+def _check_sampler(loader: Any, sampler: CoresetSampler, prefetched: bool) -> None:
+    if not isinstance(sampler, CoresetSampler):
+        raise TypeError(f"sampler must be a CoresetSampler or DistributedCoresetSampler, got {type(sampler).__name__}")
+    if world()[1] > 1 and not isinstance(sampler, DistributedCoresetSampler):
+        raise TypeError(
+            f"timm leaves it to the sampler to share examples out, and there are {world()[1]} processes: a "
+            "CoresetSampler would give each of them all. Pass a DistributedCoresetSampler."
+        )
+    if len(sampler.dataset) != len(loader.dataset):
+        raise ValueError(
+            f"sampler and loader must have the same data set, got {len(sampler.dataset)} and "
+            f"{len(loader.dataset)} examples"
+        )
+    if sampler.weights == "loss" and prefetched:
+        raise ValueError(
+            'weights="loss" does not go with timm\'s prefetcher and mixup: they make (image, label) batches and drop the '
+            'weight. Pass create_loader(..., use_prefetcher=False), or weights="draw", which needs no change to the loop.'
+        )
 
 
 def for_timm(coreset: SyntheticCoreset, model: nn.Module, *, size: int | None = None) -> TimmDataset:
