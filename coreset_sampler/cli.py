@@ -1,4 +1,4 @@
-"""The command line: `coreset-sampler zoo | info | show | convert`."""
+"""The command line: `coreset-sampler zoo | info | show | convert | experts | distill`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import zoo
+from .commands.distill import add_distill
+from .commands.experts import add_experts
 from .coreset_file import CoresetFileError
 from .formats import READERS, PreprocessingUnknownError, read_published
 from .preprocessing import Normalize, Preprocessing, Raw
@@ -35,7 +37,14 @@ def parser() -> argparse.ArgumentParser:
     """All commands. A new one is a function that adds a parser and sets `run`."""
     top = argparse.ArgumentParser(prog="coreset-sampler", description="Small data sets to train on.")
     commands = top.add_subparsers(metavar="command", required=True)
-    for add in (_add_zoo, _add_info, _add_show, _add_convert):
+    for add in (
+        _add_zoo,
+        _add_info,
+        _add_show,
+        _add_convert,
+        add_experts,
+        add_distill,
+    ):
         add(commands)
     return top
 

@@ -29,7 +29,7 @@ FLOORS = [
     {"posterior", "probe", "facility_location", "_greedy", "_greedy_torch", "coreset_file"},
     {"strategies", "synthetic", "inference"},
     {"sampler", "formats", "picture", "distill"},
-    {"testing", "zoo", "cli"},
+    {"testing", "zoo", "commands", "cli"},
 ]
 
 

@@ -26,6 +26,8 @@ class Preset:
     epochs: int = 0
     examples: int | None = None
     """Real examples that experts train on; all if not said."""
+    expert_rate: float = 0.01
+    expert_batch: int = 256
 
 
 # Kim et al. 2022, table 2, and the released code for pixels (lr 1000, momentum 0.5; plain steps for reverse KL).
@@ -89,7 +91,8 @@ def cpu(method: str, data: str, images_per_class: int) -> Preset:
     if method == "variational":
         return Preset(_SHORT_STEPS[method])
     settings = dict(_SHORT[method])
-    return Preset(_SHORT_STEPS[method], settings, max_start=4, experts=6, epochs=8, examples=10_000)
+    few = {"experts": 6, "epochs": 8, "examples": 10_000, "expert_rate": 0.03, "expert_batch": 64}
+    return Preset(_SHORT_STEPS[method], settings, max_start=4, **few)
 
 
 PRESETS = {"paper": paper, "cpu": cpu}

@@ -40,6 +40,10 @@ class RealData:
         for rows in torch.randperm(self.n, generator=generator).split(size):
             yield self.rows(rows)
 
+    def segment(self, epochs: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Real data alone have no experts."""
+        raise ValueError("this method learns from experts: pass Experts(folder, data), made by train_experts")
+
     def per_class(self, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Random examples to begin a coreset with: `count` of each class, or all where a class has fewer."""
         if count < 1:

@@ -15,6 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..networks import Network, fresh
+from ..preprocessing import Preprocessing
 from ..synthetic import SyntheticCoreset
 from . import checkpoint
 from .checkpoint import Progress
@@ -81,6 +82,15 @@ def start(distiller: Distiller, data: RealData, images_per_class: int, *, seed: 
     """A run before its first step, from random real images of each class."""
     inputs, targets = data.per_class(images_per_class, Generator().manual_seed(seed))
     return Progress(distiller.init(inputs, targets, seed=seed))
+
+
+def as_coreset(
+    distiller: Distiller, state: State, *, preprocessing: Preprocessing, method: str | None = None, **about: Any
+) -> SyntheticCoreset:
+    """The coreset of a state, with what the distiller says of it; `about` holds more arguments of `SyntheticCoreset`."""
+    described = distiller.describe(state)
+    own = method or getattr(distiller, "name", type(distiller).__name__)
+    return SyntheticCoreset(state.inputs, state.targets, preprocessing=preprocessing, method=own, **described, **about)
 
 
 def held_out_accuracy(

@@ -41,8 +41,10 @@ class DivergedError(ValueError):
 class Source(Protocol):
     """What a coreset is learned from: real examples, and experts that were trained on them."""
 
-    n: int
-    """Real training examples in all."""
+    @property
+    def n(self) -> int:
+        """Real training examples in all."""
+        ...
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Random real examples: inputs as a network sees them, and class numbers or soft targets."""

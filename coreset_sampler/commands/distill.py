@@ -1,0 +1,215 @@
+"""`coreset-sampler distill`: learns a coreset, saves itself on the way and goes on when asked to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import distill
+from .._version import __version__
+from ..distill import checkpoint
+from ..distill.checkpoint import Progress
+from ..distill.experts import Experts, read_description
+from ..distill.film import draw_film
+from ..distill.presets import METHODS, PRESETS, Preset
+from ..distill.run import StoppedError, as_coreset, checkpoint_beside, held_out_accuracy, run, saver, settings_of, start
+from ..distill.state import Distiller, DivergedError, Source, State
+from .experts import make_experts
+from .problem import Problem, add_problem, open_problem
+
+_ENDING = ".safetensors"
+
+
+def add_distill(commands: Any) -> None:
+    """Adds the command."""
+    command = commands.add_parser(
+        "distill",
+        help="learn a handful of images to train on in place of all",
+        description="Learns a coreset. Ctrl-C saves; --resume goes on to the same bits as without an interruption.",
+    )
+    add_problem(command)
+    command.add_argument("--method", choices=list(METHODS), default="vbpc", help="how (default vbpc)")
+    command.add_argument("--ipc", type=int, default=10, help="images per class (default 10)")
+    command.add_argument("-o", "--output", required=True, metavar="FILE", help=f"coreset to write ({_ENDING})")
+    command.add_argument("--steps", type=int, help="how many in all (default: the preset's)")
+    command.add_argument("--minutes", type=float, help="stop stepping after so long in all")
+    command.add_argument("--preset", choices=list(PRESETS), default="cpu", help="settings (default cpu: minutes)")
+    command.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the method, over the preset's: lr=300"
+    )
+    command.add_argument("--experts", metavar="DIR", help="their folder; what is missing there is trained first")
+    command.add_argument("--resume", action="store_true", help="go on where a run that writes FILE stopped")
+    command.add_argument("--force", action="store_true", help="begin anew even if FILE or a run under way is there")
+    command.add_argument("--save-every", type=float, default=120.0, metavar="SECONDS", help="(default 120)")
+    command.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    output = _output(options)
+    preset = PRESETS[options.preset](METHODS[options.method], options.name, options.ipc)
+    problem = open_problem(options)
+    distiller = build(METHODS[options.method], problem, preset.settings | _settings(options.set))
+    source = _source(options, problem, preset)
+    progress, settings = _progress(options, output, problem, distiller)
+    steps = options.steps or preset.steps
+    try:
+        progress = run(
+            distiller,
+            progress,
+            source,
+            steps=steps,
+            minutes=options.minutes,
+            save=saver(checkpoint_beside(output), settings),
+            save_every=options.save_every,
+            judge=lambda state: judge(distiller, state, problem),
+            report=_report(),
+        )
+    except StoppedError as stopped:
+        sys.stderr.write(f"\ncoreset-sampler: {stopped}. To go on, give the same command with --resume.\n")
+        raise SystemExit(130) from None
+    except DivergedError as error:
+        again = "; the same command with --resume and another --set NAME=VALUE goes on from before it"
+        raise DivergedError(f"{error}{again}") from error
+    provenance = _provenance(options, problem, progress, settings)
+    about = {"classes": problem.classes, "images_per_class": options.ipc, "provenance": provenance}
+    coreset = as_coreset(distiller, progress.state, preprocessing=problem.preprocessing, **about)
+    coreset.save(output)
+    _film(output, progress, problem, f"{options.name}  ·  {coreset.method}  ·  {options.ipc} per class, by step")
+    sys.stdout.write(f"wrote {output}: {coreset}\n")
+
+
+def _output(options: argparse.Namespace) -> Path:
+    output = Path(options.output)
+    under_way = checkpoint_beside(output)
+    if output.suffix != _ENDING:
+        raise ValueError(f"FILE must end in {_ENDING}, got {output}")
+    if not output.parent.is_dir():
+        raise ValueError(f"there is no folder {output.parent} to write to")
+    if options.resume and not under_way.exists():
+        raise ValueError(f"nothing to resume: there is no {under_way}; leave --resume away to begin")
+    if not (options.resume or options.force) and (output.exists() or under_way.exists()):
+        there = output if output.exists() else under_way
+        raise ValueError(f"{there} is there already: --resume goes on, --force begins anew")
+    return output
+
+
+def build(method: str, problem: Problem, settings: dict[str, Any]) -> Distiller:
+    """The distiller by its name; an unknown setting lists the known ones."""
+    make = getattr(distill, method)
+    if is_dataclass(make):
+        known = [f.name for f in fields(make) if f.name != "network"]
+        for name in settings:
+            if name not in known:
+                raise ValueError(f"{method} has no setting {name!r}; it has {', '.join(known)}")
+    distiller: Distiller = make(problem.network, **settings)
+    return distiller
+
+
+def _settings(said: list[str]) -> dict[str, Any]:
+    values = {}
+    for each in said:
+        name, _, value = each.partition("=")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            raise ValueError(f"--set takes NAME=VALUE with a number, true, false or null, got {each!r}") from None
+    return values
+
+
+def _source(options: argparse.Namespace, problem: Problem, preset: Preset) -> Source:
+    """Real data, and for the methods that imitate them experts too, trained now where they are missing."""
+    if not preset.experts:
+        return problem.train
+    folder = _experts_folder(options, problem)
+    if options.experts and folder.is_dir() and any(folder.iterdir()):
+        return Experts(folder, problem.train, max_start=preset.max_start)
+    make_experts(
+        problem,
+        folder,
+        experts=preset.experts,
+        epochs=preset.epochs,
+        rate=preset.expert_rate,
+        batch=preset.expert_batch,
+        examples=preset.examples,
+        seed=0,
+    )
+    return Experts(folder, problem.train, max_start=preset.max_start)
+
+
+def _experts_folder(options: argparse.Namespace, problem: Problem) -> Path:
+    """Beside the output, one for each data set and network, unless it was said."""
+    if options.experts:
+        return Path(options.experts)
+    parts = ["experts", options.name, options.net, *map(str, problem.net["widths"] or ())]
+    return Path(options.output).with_name("-".join(parts))
+
+
+def _progress(
+    options: argparse.Namespace, output: Path, problem: Problem, distiller: Distiller
+) -> tuple[Progress, dict[str, Any]]:
+    """Where to begin, and what the run is in plain values."""
+    own = {"method": METHODS[options.method], "data": options.name, "ipc": options.ipc, "seed": options.seed}
+    settings = own | problem.net | {"settings": [[0, settings_of(distiller)]]}
+    if not options.resume:
+        return start(distiller, problem.train, options.ipc, seed=options.seed), settings
+    progress, before = checkpoint.load(checkpoint_beside(output))
+    for name in (*own, *problem.net):
+        if before.get(name) != settings[name]:
+            raise ValueError(f"the run to resume has {name} {before.get(name)!r}, this command {settings[name]!r}")
+    changes = before["settings"]
+    if changes[-1][1] != settings_of(distiller):
+        changes = [*changes, [progress.state.step, settings_of(distiller)]]
+    return progress, settings | {"settings": changes}
+
+
+def judge(distiller: Distiller, state: State, problem: Problem) -> float:
+    """Accuracy on the images held out, of one fresh network trained on the coreset."""
+    coreset = as_coreset(distiller, state, preprocessing=problem.preprocessing, classes=problem.classes)
+    return held_out_accuracy(problem.network, coreset, problem.held_out)
+
+
+def _provenance(
+    options: argparse.Namespace, problem: Problem, progress: Progress, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """How the set was made, without the paths of this machine."""
+    said = [f"--{name} {getattr(options, name)}" for name in ("size", "minutes") if getattr(options, name)]
+    said += ["--widths " + " ".join(map(str, options.widths))] if options.widths else []
+    said += ["--set " + " ".join(options.set)] if options.set else []
+    data = [] if options.data is None else ["--data DIR"]
+    words = ["coreset-sampler distill", options.name, *data, f"--method {options.method} --ipc {options.ipc}"]
+    words += [f"--net {options.net} --preset {options.preset} --steps {progress.state.step} --seed {options.seed}"]
+    described = read_description(_experts_folder(options, problem)) if options.method != "vbpc" else {}
+    return {
+        "data": options.name,
+        "command": " ".join([*words, *said, "-o FILE"]),
+        "version": __version__,
+        "settings": settings["settings"][-1][1] if len(settings["settings"]) == 1 else settings["settings"],
+        "network": {name: settings[name] for name in ("net", "widths")},
+        "seed": options.seed,
+        "steps": progress.state.step,
+        "minutes": round(progress.seconds / 60, 2),
+        "held_out": progress.history,
+        **({"experts": described} if described else {}),
+    }
+
+
+def _film(output: Path, progress: Progress, problem: Problem, title: str) -> None:
+    try:
+        draw_film(progress.frames, output.with_suffix(".png"), preprocessing=problem.preprocessing, title=title)
+    except ImportError as error:
+        sys.stderr.write(f"no picture: {error}\n")
+
+
+def _report() -> Any:
+    """One line that is written over on a terminal, lines in a file."""
+    terminal = sys.stderr.isatty()
+
+    def report(line: str) -> None:
+        sys.stderr.write(f"\r\033[K{line}" if terminal else line + "\n")
+        sys.stderr.flush()
+
+    return report

@@ -1,0 +1,75 @@
+"""The data, split and network that a command is about, from its options."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..distill.real_data import RealData
+from ..image_data import open_images
+from ..networks import NETWORKS, Network, network
+from ..preprocessing import Normalize
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Training images, images held out of them, and a maker of networks. Test images are never here."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: RealData
+    held_out: RealData
+    preprocessing: Normalize
+    network: Network
+    net: dict[str, Any]
+    """The network in plain values: kind, widths, channels, classes and pixels."""
+
+    def part(self, examples: int | None) -> RealData:
+        """A random part of the training images, always the same one; all if not said."""
+        if examples is None or examples >= self.train.n:
+            return self.train
+        rows = torch.randperm(self.train.n, generator=torch.Generator().manual_seed(0))[:examples]
+        return RealData(self.train.inputs[rows], self.train.targets[rows], preprocessing=self.preprocessing)
+
+
+def add_problem(command: argparse.ArgumentParser) -> None:
+    """The options that name data and network."""
+    command.add_argument("name", metavar="NAME", help="what to call the data: digits (built in), fashion-mnist, ...")
+    command.add_argument("--data", metavar="DIR", help="folder that datasets.load_dataset opens; digits needs none")
+    command.add_argument("--size", type=int, help="scale and crop images to so many pixels")
+    command.add_argument("--net", choices=list(NETWORKS), default="convnet", help="network (default convnet)")
+    command.add_argument("--widths", type=int, nargs="+", help="channels of its blocks")
+    command.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    command.add_argument("--threads", type=int, help="of torch (default: its own choice)")
+
+
+def open_problem(options: argparse.Namespace) -> Problem:
+    """Opens the data and holds a tenth of each class out."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.data is None and options.name != "digits":
+        raise ValueError(f"--data must name the folder with the images of {options.name}; only digits is built in")
+    split = open_images(options.data or options.name, size=options.size).validation_split()
+    normalize = split.normalize()
+    widths = options.widths or _default_widths(options.net, split.size)
+    shape = split.channels, len(split.classes), split.size
+    net = {"net": options.net, "widths": widths, "channels": shape[0], "classes": shape[1], "pixels": shape[2]}
+    return Problem(
+        options.name,
+        split.classes,
+        RealData(*split.train, preprocessing=normalize),
+        RealData(split.test[0][:1000], split.test[1][:1000], preprocessing=normalize),
+        normalize,
+        network(options.net, *shape, widths=widths),
+        net,
+    )
+
+
+def _default_widths(net: str, size: int) -> list[int] | None:
+    """As many blocks of the ConvNet as the image can be halved, three at most."""
+    if net != "convnet":
+        return None
+    return [128] * max(1, min(3, size.bit_length() - 1))
