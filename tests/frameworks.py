@@ -1,0 +1,90 @@
+"""What the tests of the integrations share: data that notes what was asked of it, and two real processes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from scenarios import conv_net, digits
+from torch import nn
+from torch.utils.data import Dataset
+
+from coreset_sampler import CoresetSampler, strategies
+
+TESTS = Path(__file__).parent
+SEED, SIZE = 3, 90
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    """Of a selection that looks at the model."""
+    return dict(size=SIZE, seed=SEED, strategy=strategies.crest(pool_size=60, keep=15), progress=False) | more
+
+
+class Noted(Dataset):
+    """Digits `(image, label)` that note the indices they were asked for."""
+
+    targets = digits().tensors[1]
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __len__(self) -> int:
+        return 1797
+
+    def __getitem__(self, index):
+        self.seen.append(int(index))
+        image, label = digits()[int(index)]
+        return image, int(label)
+
+
+def network() -> nn.Sequential:
+    """The small BatchNorm network without dropout: frameworks that do not restore random states cannot repeat that."""
+    net = conv_net()
+    net[8].p = 0.0
+    return net
+
+
+def first_coreset(**more: Any) -> list[int]:
+    """What the plain loop selects first."""
+    return CoresetSampler(digits(), network(), **settings(**more)).select().indices.tolist()
+
+
+def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def epochs_of(indices: list[int], epochs: int) -> list[list[int]]:
+    """A row of indices cut into equal epochs."""
+    length = len(indices) // epochs
+    return [indices[i * length : (i + 1) * length] for i in range(epochs)]
+
+
+def launch(script: Path, *arguments: str, processes: int = 2, module: str = "torch.distributed.run") -> str:
+    """Runs a script in so many processes and gives what they print; an error shows what they said."""
+    many = ["--nproc-per-node", str(processes), "--standalone"] if module == "torch.distributed.run" else []
+    command = [sys.executable, "-m", module, *many, str(script), *arguments]
+    if not module:
+        command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=quiet_environment())
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout
+
+
+def quiet_environment() -> dict[str, str]:
+    """One thread a process, no hub, and the modules of the tests in reach."""
+    own = dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PYTHONPATH=str(TESTS), CUDA_VISIBLE_DEVICES="")
+    return {**os.environ, **own, "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@functools.cache
+def two_processes(script: str = "two_processes.py") -> list[dict[str, Any]]:
+    """What the script of that name notes down in each of two processes; it runs once a session."""
+    with tempfile.TemporaryDirectory() as folder:
+        launch(TESTS / script, folder)
+        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(2)]

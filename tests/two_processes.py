@@ -1,0 +1,161 @@
+"""Run by torchrun in two processes: trains under torchrun, timm, accelerate and the Trainer, and notes what came."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from frameworks import Noted, loss_of, network, settings
+from sentences import index_of, sentences, tiny_bert
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from coreset_sampler import CoresetSampler, DistributedCoresetSampler, strategies
+
+torch.set_num_threads(1)
+FOLDER = Path(sys.argv[1])
+
+
+def said(call):
+    """The error that a call ends with."""
+    try:
+        call()
+    except (TypeError, ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def step(model, optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def torchrun(shared):
+    """A plain loop; the process group is there only after the sampler was made."""
+    data, net = Noted(), network()
+    sampler = DistributedCoresetSampler(data, net, **settings(selection_set=Noted()))
+    before = sampler.num_replicas
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = DataLoader(data, batch_size=9, sampler=sampler)
+    coresets = []
+    for _ in range(3):
+        for batch in loader:
+            step(model, optimizer, loss_of(model, batch))
+        coresets.append(sampler.coreset.indices.tolist())
+    return dict(seen=data.seen, coresets=coresets, stats=sampler.stats, replicas=(before, sampler.num_replicas))
+
+
+def accelerate(shared):
+    from accelerate import Accelerator
+
+    def parts(cls=CoresetSampler):
+        torch.manual_seed(0)
+        accelerator, data, net = Accelerator(cpu=True), Noted(), network()
+        sampler = cls(data, net, **settings(selection_set=Noted()))
+        loader = DataLoader(data, batch_size=9, sampler=sampler)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+        accelerator.register_for_checkpointing(sampler)
+        return accelerator, data, sampler, model, optimizer, loader
+
+    def train(accelerator, data, sampler, model, optimizer, loader, *, skip=0, save=False):
+        batches, coresets = [], []
+        for epoch in range(sampler.epoch, 3):
+            loader.set_epoch(epoch)
+            shown = accelerator.skip_first_batches(loader, skip) if skip else loader
+            skip, before = 0, len(data.seen)
+            for i, batch in enumerate(shown):
+                step(model, optimizer, loss_of(model, batch))
+                if save and epoch == 1 and i == 1:
+                    accelerator.save_state(shared / "middle")
+            batches += data.seen[before:]
+            coresets.append(sampler.coreset.indices.tolist())
+            if save and epoch == 1:
+                accelerator.save_state(shared / "end")
+        return dict(seen=batches, coresets=coresets, selections=sampler.stats["selections"])
+
+    def resumed(name, **options):
+        own = parts()
+        own[0].load_state(shared / name)
+        return train(*own, **options)
+
+    def counted_from_zero():
+        accelerator, _, _, _, _, loader = parts()
+        accelerator.load_state(shared / "end")
+        next(iter(loader))  # without loader.set_epoch, which counts from 0 again
+
+    *_, self_sharding = parts(DistributedCoresetSampler)
+    return dict(
+        straight=train(*parts(), save=True),
+        middle=resumed("middle", skip=2),
+        end=resumed("end"),
+        twice=said(lambda: next(iter(self_sharding))),
+        unskipped=said(lambda: resumed("middle")),
+        from_zero=said(counted_from_zero),
+    )
+
+
+def timm(shared):
+    from coreset_sampler.integrations.timm import with_sampler
+    from test_integration_timm import Pictures, loader_of, picture_net
+
+    data, net = Pictures(), picture_net()
+    options = settings(selection_set=data.fixed())
+    loader = with_sampler(loader_of(data, distributed=True), DistributedCoresetSampler(data, net, **options))
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        for _ in loader:
+            pass
+    unsharded = CoresetSampler(data, net, **options)
+    refused = said(lambda: with_sampler(loader_of(data, distributed=True), unsharded))
+    return dict(seen=data.seen, coreset=loader.sampler.coreset.indices.tolist(), length=len(loader), refused=refused)
+
+
+def huggingface(shared):
+    from coreset_sampler.integrations.huggingface import CoresetTrainer
+    from transformers import TrainingArguments
+
+    def run(resume=None):
+        data = sentences()
+        known, batches = index_of(data), []
+        args = TrainingArguments(
+            str(shared / "hf"), per_device_train_batch_size=3, num_train_epochs=3, save_steps=3, logging_steps=1,
+            report_to=[], disable_tqdm=True, use_cpu=True, ddp_backend="gloo", learning_rate=1e-3,
+        )  # fmt: skip
+        coreset = settings(size=30, strategy=strategies.crest(pool_size=40, keep=10))
+        trainer = CoresetTrainer(model=tiny_bert(), args=args, train_dataset=data, coreset=coreset)
+        train_on = trainer.training_step
+
+        def noted(model, inputs, *rest, **more):
+            batches.append([known[tuple(row)] for row in inputs["input_ids"].tolist()])
+            return train_on(model, inputs, *rest, **more)
+
+        trainer.training_step = noted
+        trainer.train(resume_from_checkpoint=resume)
+        weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+        rates = [log["learning_rate"] for log in trainer.state.log_history if "learning_rate" in log]
+        selections = trainer.coreset_sampler.stats["selections"]
+        return dict(batches=batches, weights=weights, steps=trainer.state.max_steps, rates=rates, selections=selections)
+
+    straight = run()
+    dist.barrier()
+    return dict(straight=straight, **{str(at): run(str(shared / "hf" / f"checkpoint-{at}")) for at in (3, 6)})
+
+
+def main():
+    out = dict(torchrun=torchrun(None))
+    shared = [tempfile.mkdtemp(dir=FOLDER)] if dist.get_rank() == 0 else [None]
+    dist.broadcast_object_list(shared)
+    for part in (timm, accelerate, huggingface):
+        out[part.__name__] = part(Path(shared[0]))
+        dist.barrier()
+    torch.save(out, FOLDER / f"{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
