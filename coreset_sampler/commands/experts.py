@@ -79,5 +79,9 @@ def make_experts(
         batch=batch,
         seed=seed,
         about={"data": problem.name, **problem.net},
-        report=lambda line: sys.stderr.write(line + "\n") and None,
+        report=_report,
     )
+
+
+def _report(line: str) -> None:
+    sys.stderr.write(line + "\n")

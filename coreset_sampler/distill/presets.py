@@ -91,8 +91,16 @@ def cpu(method: str, data: str, images_per_class: int) -> Preset:
     if method == "variational":
         return Preset(_SHORT_STEPS[method])
     settings = dict(_SHORT[method])
-    few = {"experts": 6, "epochs": 8, "examples": 10_000, "expert_rate": 0.03, "expert_batch": 64}
-    return Preset(_SHORT_STEPS[method], settings, max_start=4, **few)
+    return Preset(
+        _SHORT_STEPS[method],
+        settings,
+        max_start=4,
+        experts=6,
+        epochs=8,
+        examples=10_000,
+        expert_rate=0.03,
+        expert_batch=64,
+    )
 
 
 PRESETS = {"paper": paper, "cpu": cpu}
