@@ -52,27 +52,28 @@ def draw(coreset: SyntheticCoreset, path: str | os.PathLike[str], *, rows: int =
     page.figure.savefig(path)
 
 
-def draw_curves(
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    path: str | os.PathLike[str],
-    *,
-    target: float | None = None,
-    title: str = "",
-) -> None:
-    """Writes accuracy against seconds, a line a name, to `path`; `target` is a level to reach, drawn dashed."""
-    figures = need("matplotlib.figure", extra="plots", what="pictures")
-    figure = figures.Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained", facecolor="white")
-    axes = figure.subplots()
+def time_to_accuracy(
+    curves: Mapping[str, Sequence[tuple[float, float]]], path: str | os.PathLike[str], *, title: str = ""
+) -> list[str]:
+    """Draws accuracy against seconds, a line a name, and says how soon each reaches 99 % of what `"full"` ends with.
+
+    Ratios are against the whole run on full data, and against the time that it takes to the same accuracy itself.
+    """
+    ended, best = max(curves["full"])
+    target = 0.99 * best
+    _draw_curves(curves, path, target, title)
+    lines = [f"99 % of what full data reaches in {ended:.0f} s is {target:.3f}:"]
+    own = seconds_to(curves["full"], target) or ended
     for name, curve in curves.items():
-        axes.plot(*zip(*curve, strict=True), "o-", color=_COLOURS.get(name), label=name, linewidth=2, markersize=5)
-    if target is not None:
-        axes.axhline(target, color=_FAINT, linestyle="--", linewidth=1, label=f"to reach: {target:.3f}")
-    axes.set(xlabel="seconds, selection included", ylabel="accuracy", xlim=(0, None))
-    axes.set_title(title, fontsize=10)
-    axes.legend(loc="lower right", frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
-    figure.savefig(path)
+        seconds = seconds_to(curve, target)
+        if seconds is None:
+            lines.append(f"  {name}: not reached, {max(accuracy for _, accuracy in curve):.3f} at best")
+        else:
+            ratios = (
+                f"{ended / seconds:.2f} times sooner than the run ends, {own / seconds:.2f} than full data gets there"
+            )
+            lines.append(f"  {name}: {seconds:.0f} s, {ratios}")
+    return lines
 
 
 def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:
@@ -85,6 +86,23 @@ def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | N
             return before[0] + (seconds - before[0]) * (target - before[1]) / (accuracy - before[1])
         before = seconds, accuracy
     return None
+
+
+def _draw_curves(
+    curves: Mapping[str, Sequence[tuple[float, float]]], path: str | os.PathLike[str], target: float, title: str
+) -> None:
+    figures = need("matplotlib.figure", extra="plots", what="pictures")
+    figure = figures.Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    for name, curve in curves.items():
+        axes.plot(*zip(*curve, strict=True), "o-", color=_COLOURS.get(name), label=name, linewidth=2, markersize=5)
+    axes.axhline(target, color=_FAINT, linestyle="--", linewidth=1, label=f"99 % of full data: {target:.3f}")
+    axes.set(xlabel="seconds, selection included", ylabel="accuracy", xlim=(0, None))
+    axes.set_title(title, fontsize=10)
+    axes.legend(loc="lower right", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.2)
+    figure.savefig(path)
 
 
 def _depth(rows: int, columns: int) -> int:

@@ -33,7 +33,7 @@ from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
 from coreset_sampler import Coreset, DistributedCoresetSampler, SphericalGaussian, strategies
-from coreset_sampler.picture import draw_curves, seconds_to
+from coreset_sampler.picture import time_to_accuracy
 from coreset_sampler.types import View
 
 FRACTION, N_VALIDATION = 0.1, 5_000
@@ -354,34 +354,23 @@ def report(rows: list[dict], args: argparse.Namespace) -> None:
         print(f"\nn = {len(found)} seeds, mean ± standard deviation")
     else:
         for noise in dict.fromkeys(row["noise"] for row in rows):
-            time_to_accuracy({name: found for (n, name), found in cells.items() if n == noise}, noise, args)
+            report_time({name: found for (n, name), found in cells.items() if n == noise}, noise, args)
 
 
-def time_to_accuracy(found: dict[str, list[dict]], noise: float, args: argparse.Namespace) -> None:
+def report_time(found: dict[str, list[dict]], noise: float, args: argparse.Namespace) -> None:
     """Each point is a whole run with its learning rate gone down to zero: what can be had in that time."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for name, rows in found.items():
-        lengths = sorted({row["trial"][2] for row in rows})
-        same = [[row for row in rows if row["trial"][2] == length] for length in lengths]
-        curves[name] = [tuple(statistics.mean(r[k] for r in some) for k in (args.clock, "accuracy")) for some in same]
-        for length, some in zip(lengths, same, strict=True):
-            seconds = statistics.mean(row[args.clock] for row in some)
-            print(f"noise {noise}, {name}, {length:g} passes: {seconds:.0f} s, {spread([r['accuracy'] for r in some])}")
-    if "full" not in curves:
-        return
-    target = 0.99 * curves["full"][-1][1]
-    print(f"99 % of what full data reaches in {curves['full'][-1][0]:.0f} s is {target:.3f}, reached")
-    for name, curve in curves.items():
-        seconds = seconds_to(curve, target)
-        late = "not in these lengths"
-        ratios = "full run / this: {:.2f}, full's own time to it / this: {:.2f}"
-        if seconds is not None:
-            own = seconds_to(curves["full"], target) or math.inf
-            late = f"in {seconds:.0f} s; " + ratios.format(curves["full"][-1][0] / seconds, own / seconds)
-        print(f"  {name}: {late}")
-    where = args.picture.with_stem(f"{args.picture.stem}-{noise:g}")
-    draw_curves(curves, where, target=target, title=f"CIFAR-10, {noise:.0%} of the labels wrong")
-    print(f"picture: {where}")
+        curves[name] = []
+        for passes in sorted({row["trial"][2] for row in rows}):
+            some = [row for row in rows if row["trial"][2] == passes]
+            seconds, scores = statistics.mean(row[args.clock] for row in some), [row["accuracy"] for row in some]
+            curves[name].append((seconds, statistics.mean(scores)))
+            print(f"noise {noise}, {name}, {passes:g} passes: {seconds:.0f} s, {spread(scores)}")
+    if "full" in curves:
+        picture = args.picture.with_stem(f"{args.picture.stem}-{noise:g}")
+        print(*time_to_accuracy(curves, picture, title=f"CIFAR-10, {noise:.0%} of the labels wrong"), sep="\n")
+        print(f"n = {args.seeds} seeds, {args.clock} seconds; picture: {picture}")
 
 
 def main() -> None:
