@@ -197,8 +197,8 @@ class CoresetSampler(Sampler[int]):
         return end - length_hint(left)
 
     def _pass(self, resume: tuple[int, int] | None) -> Iterator[Iterable[int]]:
-        epoch, start = (self._next_epoch(), self._resume_at) if resume is None else resume
-        start = self._start_under(_accelerate_wrappers(), start)
+        start = self._start_under(_accelerate_wrappers(), self._resume_at)
+        epoch, start = (self._next_epoch(), start) if resume is None else resume
         self.epoch, self._started = epoch, False
         self.select_if_due()
         self._started, self._exhausted, self._resume_at, self._loaded_epoch = True, False, 0, 0
@@ -209,16 +209,15 @@ class CoresetSampler(Sampler[int]):
         self._exhausted = True
 
     def _start_under(self, wrappers: Mapping[str, Any], start: int) -> int:
-        """Where the pass begins: under accelerate, which reads ahead, at 0, and batches already seen are skipped there."""
-        if start == 0 or "SkipBatchSampler" in wrappers:
-            return 0
-        if wrappers and not any(getattr(wrapper, "use_stateful_dataloader", False) for wrapper in wrappers.values()):
+        """Where the pass begins. accelerate reads ahead, so under it that is 0, and it skips what was done itself."""
+        stateful = any(getattr(wrapper, "use_stateful_dataloader", False) for wrapper in wrappers.values())
+        if start and wrappers and not stateful and "SkipBatchSampler" not in wrappers:
             raise RuntimeError(
                 f"the state was saved in the middle of epoch {self.epoch}, {start} indices in. accelerate reads ahead, so "
                 "where the loop stood is not known. Begin this epoch with accelerator.skip_first_batches(loader, batches "
                 "already done), or save at the end of epochs."
             )
-        return start
+        return 0 if wrappers else start
 
     def state_dict(self, position: int | None = None) -> dict[str, Any]:
         """Everything needed to go on with exactly the indices that were still to come.

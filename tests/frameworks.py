@@ -88,3 +88,25 @@ def two_processes(script: str = "two_processes.py") -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         launch(TESTS / script, folder)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def ray_session(train: Any) -> Any:
+    """What `train` gives back on the workers, run by Ray Train on two of them."""
+    import ray
+    from ray.train import ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    if not ray.is_initialized():
+        variables = {key: value for key, value in quiet_environment().items() if key not in os.environ}
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.pt"
+
+        def on_each() -> None:
+            found = train()
+            if ray.train.get_context().get_world_rank() == 0:
+                torch.save(found, out)
+
+        storage = ray.train.RunConfig(storage_path=folder)
+        TorchTrainer(on_each, scaling_config=ScalingConfig(num_workers=2), run_config=storage).fit()
+        return torch.load(out, weights_only=False)

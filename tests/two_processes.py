@@ -1,4 +1,4 @@
-"""Run by torchrun in two processes: trains under torchrun, timm, accelerate and the Trainer, and notes what came."""
+"""Run by torchrun in two processes: torchrun, timm, accelerate, the Trainer and Lightning, and what each was given."""
 
 import sys
 import tempfile
@@ -146,11 +146,28 @@ def huggingface(shared):
     return dict(straight=straight, **{str(at): run(str(shared / "hf" / f"checkpoint-{at}")) for at in (3, 6)})
 
 
+def lightning(shared):
+    from test_integration_lightning import fit
+
+    def run(name, cls, resume=None):
+        module, sampler = fit(shared / name, cls, resume=resume, devices=2)
+        return dict(seen=module.seen, coreset=sampler.coreset.indices.tolist(), selections=sampler.stats["selections"])
+
+    own, shared_out = DistributedCoresetSampler, CoresetSampler
+    return dict(
+        straight=run("own", own),
+        **{str(at): run("again", own, shared / "own" / f"step={at}.ckpt") for at in (3, 5)},
+        shared_out=run("shared_out", shared_out),
+        end=run("again", shared_out, shared / "shared_out" / "step=5.ckpt"),
+        middle=said(lambda: run("again", shared_out, shared / "shared_out" / "step=3.ckpt")),
+    )
+
+
 def main():
     out = dict(torchrun=torchrun(None))
     shared = [tempfile.mkdtemp(dir=FOLDER)] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(shared)
-    for part in (timm, accelerate, huggingface):
+    for part in (timm, accelerate, huggingface, lightning):
         out[part.__name__] = part(Path(shared[0]))
         dist.barrier()
     torch.save(out, FOLDER / f"{dist.get_rank()}.pt")
