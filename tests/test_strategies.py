@@ -4,6 +4,7 @@ from scenarios import digits, trained_net
 
 from coreset_sampler import CoresetSampler, PointMass, SphericalGaussian, cover, strategies
 from coreset_sampler.coreset import Coreset
+from coreset_sampler.strategies.belief import label_belief
 from coreset_sampler.strategies.herding import match_mean
 from coreset_sampler.strategies.k_center import farthest_first
 from coreset_sampler.strategies.pools import draw_pools, quotas
@@ -13,7 +14,7 @@ EVERY = {
     **{name: getattr(strategies, name)() for name in strategies.__all__},
     "stable over the pool": strategies.stable(per_class=False),
     "stable by root mean square": strategies.stable(root_mean_square=True),
-    "stable, believing half": strategies.stable(believed=0.5, pool_size=20, keep=5),
+    "stable, doubting": strategies.stable(doubt=2, pool_size=20, keep=5),
     "stable, reusing a look": strategies.stable(reuse=4, pool_size=20, keep=5),
     "stable, proportional": strategies.stable(balance="proportional"),
 }
@@ -207,17 +208,56 @@ def test_reuse_looks_once_and_draws_new_pools_every_time():
     assert coresets[0].overlap(coresets[1]) < 0.6
 
 
-def test_belief_sets_aside_wrong_labels():
+def digits_with_wrong_labels(share):
     x, y = digits().tensors
     generator = torch.Generator().manual_seed(0)
-    wrong = torch.rand(1797, generator=generator) < 0.4
+    wrong = torch.rand(1797, generator=generator) < share
     noisy = torch.where(wrong, (y + torch.randint(1, 10, (1797,), generator=generator)) % 10, y)
-    data = torch.utils.data.TensorDataset(x, noisy)
+    return torch.utils.data.TensorDataset(x, noisy), wrong
+
+
+def test_doubt_sets_aside_wrong_labels_and_tells_their_share():
+    data, wrong = digits_with_wrong_labels(0.4)
     clean = {}
-    for share in (1.0, 0.6):
-        coreset, _ = select(strategies.stable(believed=share, pool_size=100, keep=20), dataset=data, size=200)
-        clean[share] = float((coreset.weights * ~wrong[coreset.indices]).sum() / 1797)
-    assert clean[0.6] > clean[1.0] + 0.2
+    for doubt in (0, 1, 2):
+        coreset, sampler = select(strategies.stable(doubt=doubt, pool_size=100, keep=20), dataset=data, size=200)
+        clean[doubt] = float((coreset.weights * ~wrong[coreset.indices]).sum() / 1797)
+    assert clean[0] < 0.75
+    assert clean[1] > 0.85
+    assert clean[2] > 0.92
+    assert sampler.stats["wrong_labels"] == pytest.approx(0.4, abs=0.05)
+
+
+def test_where_no_label_is_wrong_doubt_sets_next_to_nothing_aside():
+    _, sampler = select(strategies.stable(doubt=2, pool_size=100, keep=20), size=200)
+    assert sampler.stats["wrong_labels"] < 0.05
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.7])
+def test_label_belief_is_the_exact_posterior_of_labels_that_were_replaced_at_random(share):
+    """The true class is drawn from the model's own probabilities, so Bayes' rule must be calibrated."""
+    generator = torch.Generator().manual_seed(1)
+    k, classes = 40_000, 5
+    probabilities = torch.softmax(3 * torch.randn(k, classes, generator=generator, dtype=torch.float64), -1)
+    true = torch.multinomial(probabilities, 1, generator=generator).flatten()
+    wrong = torch.rand(k, generator=generator) < share
+    labels = torch.where(wrong, (true + torch.randint(1, classes, (k,), generator=generator)) % classes, true)
+    gradients = probabilities - torch.nn.functional.one_hot(labels, classes)
+    right = label_belief(gradients[None], labels, torch.tensor([k // 2, k // 2]))
+    assert float(1 - right.mean()) == pytest.approx(share, abs=0.02)
+    for low in (0.1, 0.3, 0.5, 0.7, 0.9):
+        some = (right - low).abs() < 0.1
+        if some.sum() > 500:
+            assert float((~wrong[some]).double().mean()) == pytest.approx(float(right[some].mean()), abs=0.05)
+
+
+def test_label_belief_of_a_pool_does_not_depend_on_the_pools_beside_it():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (90,), generator=generator)
+    gradients = torch.softmax(torch.randn(3, 90, 4, generator=generator), -1) - torch.nn.functional.one_hot(labels, 4)
+    together = label_belief(gradients, labels, torch.tensor([30, 60]))
+    assert torch.equal(together[:30], label_belief(gradients[:, :30], labels[:30], torch.tensor([30])))
+    assert torch.equal(together[30:], label_belief(gradients[:, 30:], labels[30:], torch.tensor([60])))
 
 
 def test_pools_are_disjoint_balanced_and_of_the_size_asked_for():
@@ -256,8 +296,8 @@ def test_imbalanced_classes_keep_their_share_of_the_weight():
         {"reuse": 2},
         {"reuse": 5},
         {"reuse": 2, "balance": "proportional"},
-        {"believed": 0.6},
-        {"believed": 0.6, "reuse": 2},
+        {"doubt": 2},
+        {"doubt": 2, "reuse": 2},
     ):
         coreset, _ = select(strategies.stable(pool_size=60, keep=30, **changes), dataset=data, size=60)
         shares = torch.stack([coreset.weights[y[coreset.indices] == c].sum() for c in range(3)])
@@ -317,7 +357,7 @@ def test_a_class_with_fewer_examples_than_asked_is_named_with_the_way_out():
     [
         (lambda: strategies.stable(draws=0), "draws"),
         (lambda: strategies.stable(keep=600), "keep"),
-        (lambda: strategies.stable(believed=0), "believed"),
+        (lambda: strategies.stable(doubt=-1), "doubt"),
         (lambda: strategies.stable(reuse=0), "reuse"),
         (lambda: select(strategies.stable(balance="even")), "balance"),
         (lambda: select(strategies.stable(posterior=PointMass()), size=0), "size"),

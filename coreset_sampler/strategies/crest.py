@@ -13,7 +13,7 @@ def crest(
     keep: int = 128,
     per_class: bool = True,
     balance: str = "equal",
-    believed: float = 1.0,
+    doubt: float = 0.0,
     reuse: int = 1,
 ) -> Strategy:
     """Keeps the examples whose gradients at the current weights cover those of random pools (Yang et al., 2023).
@@ -28,6 +28,6 @@ def crest(
         keep=keep,
         per_class=per_class,
         balance=balance,
-        believed=believed,
+        doubt=doubt,
         reuse=reuse,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from ..coreset import Coreset
 from ..facility_location import cover_groups
 from ..posterior import SphericalGaussian
 from ..types import Posterior, Strategy, View
+from .belief import label_belief
 from .pools import BALANCES, Pool, draw_pools
 
 _ROWS_AT_ONCE = 4096  # candidates whose gradients are in memory together
@@ -26,7 +28,7 @@ def stable(
     per_class: bool = True,
     root_mean_square: bool = False,
     balance: str = "equal",
-    believed: float = 1.0,
+    doubt: float = 0.0,
     reuse: int = 1,
 ) -> Strategy:
     r"""Keeps the examples whose gradients cover those of all candidates under draws of the posterior.
@@ -38,8 +40,11 @@ def stable(
 
     Within a pool each class is covered by its own examples, or with `per_class=False` all by all. `root_mean_square`
     takes the root of the mean square over draws for the mean, as the authors' code does. `balance="proportional"` keeps
-    classes in proportion to their size instead of in equal number. `believed` below 1 first sets aside, in each class of
-    a pool, the candidates whose label the posterior finds least likely, and keeps that share of them.
+    classes in proportion to their size instead of in equal number.
+
+    With `doubt` a candidate whose label is right with probability $r$, by what the draws say, takes part with probability
+    $r^{\text{doubt}}$: 0 trusts all labels, 1 goes by the odds, 2 allows for a model that already believes some of the
+    wrong ones. The share of wrong labels is estimated on the way (`wrong_labels` in the sampler's stats); see `belief.py`.
 
     `reuse` is the number of selections, each with new pools, that one look through the model serves. Cost of a look:
     `min(n, reuse * size * pool_size / keep)` candidates through the model, `draws` times each less what the draws share.
@@ -51,8 +56,8 @@ def stable(
         raise ValueError(f"keep must be between 1 and pool_size={pool_size}, got {keep}")
     if balance not in BALANCES:
         raise ValueError(f"balance must be one of {BALANCES}, got {balance!r}")
-    if not 0 < believed <= 1:
-        raise ValueError(f"believed must be in (0, 1], the share of candidates to believe, got {believed}")
+    if not 0 <= doubt < math.inf:
+        raise ValueError(f"doubt must be 0 or more, 0 to trust all labels, got {doubt}")
     if reuse < 1:
         raise ValueError(f"reuse must be at least 1 selection, got {reuse}")
     return partial(
@@ -64,7 +69,7 @@ def stable(
         per_class=per_class,
         root_mean_square=root_mean_square,
         balance=balance,
-        believed=believed,
+        doubt=doubt,
         reuse=reuse,
     )
 
@@ -81,7 +86,7 @@ def cover_pools(
     per_class: bool,
     root_mean_square: bool,
     balance: str,
-    believed: float,
+    doubt: float,
     reuse: int,
 ) -> Coreset:
     """The selection itself: pools, draws, gradients, facility location; pools are shared out over processes."""
@@ -97,22 +102,29 @@ def cover_pools(
         candidates, table = _looked_at(
             view, wanted, generator, posterior=posterior, draws=draws, balance=balance, reuse=reuse
         )
-        own = draw(view.labels[candidates], size)  # positions among the candidates
+        pools = draw(view.labels[candidates], size)  # positions among the candidates
         counts = torch.bincount(view.labels)
         looked = (
             counts / torch.bincount(view.labels[candidates], minlength=len(counts)).double()
         )  # examples a candidate
-        batches = _together(view.mine(own))
+        batches = _together(view.mine(pools))
         gradients = (table[:, torch.cat([pool.indices for pool in some])] for some in batches)
-    parts: list[tuple[Coreset, float, int]] = []
+    if doubt:  # drawn for the pools of all processes, so that it does not matter whose they are
+        draws_of_all = [torch.rand(len(pool.indices), generator=generator, dtype=torch.float64) for pool in pools]
+        lucks = iter(view.mine(draws_of_all))
+    parts: list[tuple[Coreset, Tensor]] = []
     for some, vectors in zip(batches, gradients, strict=True):
         pool = _joined(some)
         if reuse > 1:
             pool = pool._replace(indices=candidates[pool.indices])
             share = looked[view.labels[pool.indices[pool.starts[:-1]]]]
             pool = pool._replace(stands_for=pool.stands_for * share)
-        if believed < 1:
-            pool, vectors = _most_believed(pool, vectors, view.labels, believed)
+        looked_at, doubted = len(pool.indices), 0.0
+        if doubt:
+            right = label_belief(vectors, view.labels[pool.indices], torch.tensor([len(p.indices) for p in some]))
+            doubted = float((1 - right).sum())
+            luck = torch.cat([next(lucks) for _ in some])
+            pool, vectors = _believed(pool, vectors, right**doubt - luck)
         speaks_for = torch.repeat_interleave(pool.stands_for, pool.starts.diff())
         if not per_class:
             pool = _whole_pools(pool, [len(p.sizes) for p in some])
@@ -121,10 +133,14 @@ def cover_pools(
             weights = counts * speaks_for[where]
         else:
             weights = _stood_for(vectors, pool, where, speaks_for, rms=root_mean_square)
-        parts.append((Coreset(pool.indices[where], weights), float(cost.sum()), len(pool.indices)))
+        figures = torch.tensor([float(cost.sum()), len(pool.indices), doubted, looked_at], dtype=torch.float64)
+        parts.append((Coreset(pool.indices[where], weights), figures))
     parts = view.gather(parts)
-    view.report(covering_cost=sum(cost for _, cost, _ in parts) / sum(rows for _, _, rows in parts))
-    coreset = Coreset.merge(part for part, _, _ in parts)
+    cost_in_all, covered, doubts, candidates_seen = torch.stack([figures for _, figures in parts]).sum(0).tolist()
+    view.report(covering_cost=cost_in_all / covered)
+    if doubt:
+        view.report(wrong_labels=doubts / candidates_seen)
+    coreset = Coreset.merge(part for part, _ in parts)
     return Coreset(coreset.indices, coreset.weights * len(view.labels) / coreset.weights.sum())
 
 
@@ -204,16 +220,14 @@ def _stood_for(vectors: Tensor, pool: Pool, where: Tensor, speaks_for: Tensor, *
     return torch.cat(weights)
 
 
-def _most_believed(pool: Pool, vectors: Tensor, labels: Tensor, share: float) -> tuple[Pool, Tensor]:
-    """The candidates of each group whose own label is likeliest under the draws, and their gradients."""
-    own = labels[pool.indices]
-    belief = 1 + vectors[:, torch.arange(len(own)), own].mean(0)  # the gradient at the label is p(label) - 1
+def _believed(pool: Pool, vectors: Tensor, margin: Tensor) -> tuple[Pool, Tensor]:
+    """The candidates with a margin over 0 and their gradients; in each group at least as many as it keeps, by margin."""
     lengths = pool.starts.diff()
     group = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    order = torch.argsort(belief, descending=True, stable=True)
+    order = torch.argsort(margin, descending=True, stable=True)
     order = order[torch.argsort(group[order], stable=True)]
-    kept = torch.maximum((lengths * share).ceil().long(), pool.sizes)
-    rank = torch.arange(len(own)) - pool.starts[:-1][group]
+    kept = torch.zeros_like(lengths).index_add_(0, group, (margin > 0).long()).maximum(pool.sizes)
+    rank = torch.arange(len(group)) - pool.starts[:-1][group]
     chosen = order[rank < kept[group]].sort().values
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(kept, 0)])
     stands_for = pool.stands_for * lengths / kept
