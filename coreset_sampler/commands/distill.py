@@ -45,6 +45,7 @@ def add_distill(commands: Any) -> None:
     command.add_argument("--resume", action="store_true", help="go on where a run that writes FILE stopped")
     command.add_argument("--force", action="store_true", help="begin anew even if FILE or a run under way is there")
     command.add_argument("--save-every", type=float, default=120.0, metavar="SECONDS", help="(default 120)")
+    command.add_argument("--judge-every", type=int, metavar="STEPS", help="held-out accuracy (default: ten times)")
     command.set_defaults(run=_run)
 
 
@@ -66,6 +67,7 @@ def _run(options: argparse.Namespace) -> None:
             save=saver(checkpoint_beside(output), settings),
             save_every=options.save_every,
             judge=lambda state: judge(distiller, state, problem),
+            judge_every=options.judge_every,
             report=_report(),
         )
     except StoppedError as stopped:
