@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..distill.real_data import RealData
-from ..image_data import open_images
+from ..image_data import ImageData, open_images
 from ..networks import NETWORKS, Network, network
 from ..preprocessing import Normalize
 
@@ -52,7 +52,12 @@ def open_problem(options: argparse.Namespace) -> Problem:
         torch.set_num_threads(options.threads)
     if options.data is None and options.name != "digits":
         raise ValueError(f"--data must name the folder with the images of {options.name}; only digits is built in")
-    split = open_images(options.data or options.name, size=options.size).validation_split()
+    return make_problem(open_images(options.data or options.name, size=options.size), options)
+
+
+def make_problem(images: ImageData, options: argparse.Namespace) -> Problem:
+    """The same of images that are open already."""
+    split = images.validation_split()
     normalize = split.normalize()
     widths = options.widths or _default_widths(options.net, split.size)
     shape = split.channels, len(split.classes), split.size

@@ -58,12 +58,12 @@ _SHORT: dict[str, dict[str, Any]] = {
     "contrastive_divergence": {"inner_steps": 10, "inner_rate": 0.03, "epochs": 1, "lr": 1000.0},
     "variational": {},
 }
-_SHORT_STEPS = {
-    "reverse_kl": 300,
-    "wasserstein": 300,
-    "forward_kl": 500,
-    "contrastive_divergence": 500,
-    "variational": 1000,
+_SHORT_STEPS = {  # below 10 images per class, and from there on
+    "reverse_kl": (150, 120),
+    "wasserstein": (150, 60),
+    "forward_kl": (300, 150),
+    "contrastive_divergence": (400, 200),
+    "variational": (2000, 2000),
 }
 
 
@@ -88,11 +88,11 @@ def paper(method: str, data: str, images_per_class: int) -> Preset:
 def cpu(method: str, data: str, images_per_class: int) -> Preset:
     """Minutes instead of hours: few and short experts on a part of the data, short unrolls, fewer samples."""
     _check(method, images_per_class)
+    steps, settings = _SHORT_STEPS[method][images_per_class >= 10], dict(_SHORT[method])
     if method == "variational":
-        return Preset(_SHORT_STEPS[method])
-    settings = dict(_SHORT[method])
+        return Preset(steps, settings)
     return Preset(
-        _SHORT_STEPS[method],
+        steps,
         settings,
         max_start=4,
         experts=6,
