@@ -1,4 +1,4 @@
-"""The command line: `coreset-sampler zoo | info | show | convert | experts | distill`."""
+"""The command line: `coreset-sampler zoo | info | show | convert | experts | distill | evaluate`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from . import zoo
 from .commands.distill import add_distill
+from .commands.evaluate import add_evaluate
 from .commands.experts import add_experts
 from .coreset_file import CoresetFileError
 from .formats import READERS, PreprocessingUnknownError, read_published
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
         _add_convert,
         add_experts,
         add_distill,
+        add_evaluate,
     ):
         add(commands)
     return top

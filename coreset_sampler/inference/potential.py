@@ -64,22 +64,21 @@ def network_potential(
     network: FlatNetwork,
     *,
     weight_decay: float,
-    likelihood: float = 1.0,
     augment: Augment | None = None,
     seed: int = 0,
 ) -> Potential:
-    r"""$U(\theta) = a \sum_i \ell(f_\theta(x_i), y_i) + \lambda \|\theta\|^2$ over the coreset's examples.
+    r"""$U(\theta) = \sum_i \ell(f_\theta(x_i), y_i) + \lambda \|\theta\|^2$ over the coreset's examples.
 
-    $\ell$ is the cross-entropy, or $\frac12\|y - f\|^2$ (unit Gaussian noise) for regression targets; $a$ is
-    `likelihood`, 1 for Bayes' rule; the prior is $N(0, 1/(2\lambda))$ with $\lambda$ = `weight_decay`. With `augment` each
-    call changes the inputs at random (drawn from `seed`): the stochastic potential of A-SGHMC (Kim et al. 2022).
+    $\ell$ is the cross-entropy, or $\frac12\|y - f\|^2$ (unit Gaussian noise) for regression targets; the
+    prior is $N(0, 1/(2\lambda))$ with $\lambda$ = `weight_decay`. With `augment` each call changes the inputs at random
+    (drawn from `seed`): the stochastic potential of A-SGHMC (Kim et al. 2022).
     """
     inputs, targets = tensors_of(coreset)
     generator = torch.Generator().manual_seed(seed)
 
     def potential(theta: Tensor) -> Tensor:
         seen = inputs if augment is None else augment(inputs, generator)
-        return likelihood * misfit(coreset, network(theta, seen), targets) + weight_decay * theta.square().sum()
+        return misfit(coreset, network(theta, seen), targets) + weight_decay * theta.square().sum()
 
     return potential
 

@@ -1,0 +1,88 @@
+"""Rows of figures that survive a killed run, and the table that people read."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+"""One network judged on one test set: what was run, and its figures."""
+
+FIGURES = ("accuracy", "nll", "ece", "brier", "cpu_seconds")
+
+
+class Log:
+    """Rows done so far, kept line by line beside the results file, so that a killed run loses one at most."""
+
+    def __init__(self, output: Path | None) -> None:
+        self.output = output
+        self.path = None if output is None else output.with_suffix(".jsonl")
+        self.rows: list[Row] = []
+        if self.path is not None and self.path.exists():
+            whole = self.path.read_text().split("\n")[:-1]  # without a torn last line
+            self.rows = [json.loads(line) for line in whole]
+            self.path.write_text("".join(line + "\n" for line in whole))
+
+    def find(self, row: Row) -> Row | None:
+        """The row that was run the same way, with its figures."""
+        return next((done for done in self.rows if done | row == done), None)
+
+    def add(self, row: Row) -> None:
+        """Keeps a row, on disk too."""
+        self.rows.append(row)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        """Writes these rows and their summary to the results file, whole or not at all."""
+        if self.output is not None:
+            partly = self.output.with_suffix(".partly")
+            partly.write_text(json.dumps({"summary": summary(rows), "rows": list(rows)}, indent=1) + "\n")
+            os.replace(partly, self.output)
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """Mean and deviation over seeds of each figure, for all that was run the same way otherwise."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        kind = {name: value for name, value in row.items() if name not in (*FIGURES, "seed")}
+        groups.setdefault(json.dumps(kind), []).append(row)
+    return [
+        json.loads(kind) | {"n": len(group)} | {name: _spread([row[name] for row in group]) for name in FIGURES}
+        for kind, group in groups.items()
+    ]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The summary for people: a line for each net, inference and corruption."""
+    lines = [("net", "by", "test images", "n", "accuracy", "NLL", "ECE", "Brier", "CPU s")]
+    for group in summary(rows):
+        shown = "as they are" if group["corruption"] is None else f"{group['corruption']} {group['severity']}"
+        lines.append(
+            (
+                group["net"],
+                group["by"],
+                shown,
+                str(group["n"]),
+                _text(group["accuracy"], 100, 1) + " %",
+                *(_text(group[name], 1, 3) for name in ("nll", "ece", "brier")),
+                f"{group['cpu_seconds']['mean']:.0f}",
+            )
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def _text(spread: dict[str, float], times: float, digits: int) -> str:
+    mean = f"{times * spread['mean']:.{digits}f}"
+    return mean if spread["std"] is None else f"{mean} ± {times * spread['std']:.{digits}f}"
