@@ -303,7 +303,7 @@ def jobs_of(args: argparse.Namespace) -> list[dict]:
     def trial(noise: float, name: str, passes: float | None = None) -> tuple[float, int, float]:
         lr, batch = setting.tuned.get((noise, name), setting.trials[0])
         passes = passes or args.passes or (setting.full_passes if name == "full" else setting.passes)
-        return args.lr or lr, args.batch_size or batch, passes
+        return args.lr or lr, args.batch_size or batch, float(passes)
 
     if args.command == "tune":
         cells = [(o, n, (*trial, setting.tune_passes), 100) for trial in setting.trials for o in noises for n in names]

@@ -89,7 +89,7 @@ def pairs(data: str, split: str, n: int | None, tokenizer, max_length: int) -> D
 
 
 def model_of(name: str, freeze: int):
-    model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=CLASSES)
+    model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=CLASSES, ignore_mismatched_sizes=True)
     if freeze:
         model.get_input_embeddings().requires_grad_(False)
         layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
