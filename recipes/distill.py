@@ -34,7 +34,13 @@ from coreset_sampler.inference.last_layer import features_of
 from coreset_sampler.inference.predict import by_hmc, by_last_layer, by_sgd
 from coreset_sampler.strategies.herding import match_mean
 
-GRID = {"rkl": (300.0, 3000.0, 30000.0), "w": (100.0, 1000.0), "fkl": (100.0, 1000.0), "cd": (30.0, 300.0, 3000.0)}
+_RATES = [{"lr": 100.0, "inner_rate": 0.03}, {"lr": 1000.0, "inner_rate": 0.03}, {"lr": 1000.0, "inner_rate": 0.1}]
+GRID: dict[str, list[dict[str, float]]] = {
+    "rkl": [{"lr": 300.0}, {"lr": 3000.0}, {"lr": 30000.0}],
+    "w": [{"lr": 1000.0, "inner_rate": 0.03}, {"lr": 300.0, "inner_rate": 0.1}, {"lr": 3000.0, "inner_rate": 0.1}],
+    "fkl": _RATES,
+    "cd": _RATES,
+}
 TUNE_STEPS = 60
 HMC = {"steps": 40, "burn_in": 20, "thin": 4}
 
@@ -48,8 +54,8 @@ def main() -> None:
     log = Log(options.out / "tuned.json")
     if options.tune:
         for method in options.methods:
-            for rate in GRID.get(method, ()):
-                tune(options, problem, method, rate, log)
+            for settings in GRID.get(method, ()):
+                tune(options, problem, method, settings, log)
     for per_class in options.ipc:
         for method in options.methods:
             path = make(options, problem, method, per_class, best(log, method))
@@ -95,13 +101,13 @@ def experts_of(options: argparse.Namespace, problem: Problem, preset: Preset) ->
     return Experts(folder, problem.train, max_start=preset.max_start)
 
 
-def tune(options: argparse.Namespace, problem: Problem, method: str, rate: float, log: Log) -> None:
-    """Held-out accuracy after a few steps at one image per class, at this learning rate."""
-    row = {"method": method, "lr": rate, "steps": TUNE_STEPS}
+def tune(options: argparse.Namespace, problem: Problem, method: str, settings: dict[str, float], log: Log) -> None:
+    """Held-out accuracy after a few steps at one image per class, with these settings."""
+    row = {"method": method, "settings": settings, "steps": TUNE_STEPS}
     if log.find(row):
         return
     preset = preset_of(options, method, 1)
-    distiller = build(METHODS[method], problem, preset.settings | {"lr": rate})
+    distiller = build(METHODS[method], problem, preset.settings | settings)
     try:
         progress = start(distiller, problem.train, 1, seed=options.seed)
         progress = run(distiller, progress, experts_of(options, problem, preset), steps=TUNE_STEPS, judge_every=10**9)
@@ -110,12 +116,12 @@ def tune(options: argparse.Namespace, problem: Problem, method: str, rate: float
         print(error)
         accuracy = 0.0
     log.add(row | {"accuracy": accuracy})
-    print(f"{method} lr {rate:g}: held-out accuracy {accuracy:.3f} after {TUNE_STEPS} steps", flush=True)
+    print(f"{method} {settings}: held-out accuracy {accuracy:.3f} after {TUNE_STEPS} steps", flush=True)
 
 
 def best(log: Log, method: str) -> dict[str, Any]:
     rows = [row for row in log.rows if row["method"] == method]
-    return {"lr": max(rows, key=lambda row: row["accuracy"])["lr"]} if rows else {}
+    return max(rows, key=lambda row: row["accuracy"])["settings"] if rows else {}
 
 
 def make(options: argparse.Namespace, problem: Problem, method: str, per_class: int, tuned: dict[str, Any]) -> Path:

@@ -53,10 +53,12 @@ def _run(options: argparse.Namespace) -> None:
     output = _output(options)
     preset = PRESETS[options.preset](METHODS[options.method], options.name, options.ipc)
     problem = open_problem(options)
-    distiller = build(METHODS[options.method], problem, preset.settings | _settings(options.set))
+    steps = options.steps or preset.steps
+    # variational lets its rates fall until the last step
+    decay = {"decay": steps} if options.method == "vbpc" else {}
+    distiller = build(METHODS[options.method], problem, preset.settings | decay | _settings(options.set))
     source = _source(options, problem, preset)
     progress, settings = _progress(options, output, problem, distiller)
-    steps = options.steps or preset.steps
     try:
         progress = run(
             distiller,

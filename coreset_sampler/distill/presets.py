@@ -53,7 +53,7 @@ _CD_LR = {
 # Chosen on validation splits of digits and Fashion-MNIST with a ConvNet of widths 16, 32, 64: see recipes/distill.py.
 _SHORT: dict[str, dict[str, Any]] = {
     "reverse_kl": {"inner_steps": 10, "inner_rate": 0.03, "samples": 5, "batch": 256, "lr": 1000.0},
-    "wasserstein": {"inner_steps": 10, "inner_rate": 0.03, "epochs": 1, "inner_rate_lr": 1e-5, "lr": 1000.0},
+    "wasserstein": {"inner_steps": 10, "inner_rate": 0.03, "epochs": 1, "inner_rate_lr": 1e-6, "lr": 1000.0},
     "forward_kl": {"inner_steps": 10, "inner_rate": 0.03, "epochs": 1, "samples": 5, "lr": 1000.0},
     "contrastive_divergence": {"inner_steps": 10, "inner_rate": 0.03, "epochs": 1, "lr": 1000.0},
     "variational": {},

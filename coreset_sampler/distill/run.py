@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..networks import Network, fresh
+from ..inference.predict import by_last_layer, by_sgd
+from ..networks import Network
 from ..preprocessing import Preprocessing
 from ..synthetic import SyntheticCoreset
 from . import checkpoint
@@ -94,22 +95,15 @@ def as_coreset(
 
 
 def held_out_accuracy(
-    network: Network, coreset: SyntheticCoreset, data: RealData, *, steps: int = 200, lr: float = 0.01, seed: int = 0
+    network: Network, coreset: SyntheticCoreset, data: RealData, *, steps: int = 200, seed: int = 0
 ) -> float:
-    """Accuracy on `data` of one fresh network after a short training on the coreset, by SGD with momentum 0.9."""
-    generator = Generator().manual_seed(seed)
-    model = fresh(network, generator)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    for _ in range(steps):
-        rows = torch.randperm(len(coreset), generator=generator)[:64]
-        optimizer.zero_grad()
-        coreset.loss(model(coreset.inputs[rows]), coreset.targets[rows]).backward()
-        optimizer.step()
+    """Accuracy on `data` of one fresh network that knows only the coreset: by its closed form if it has one, else SGD."""
+    infer = by_sgd(steps=steps) if coreset.last_layer is None else by_last_layer()
+    predict = infer(coreset, network, seed)
     right = 0
-    with torch.no_grad():
-        for rows in torch.arange(data.n).split(500):
-            inputs, labels = data.rows(rows)
-            right += int((model(inputs).argmax(-1) == labels).sum())
+    for rows in torch.arange(data.n).split(500):
+        inputs, labels = data.rows(rows)
+        right += int((predict(inputs).argmax(-1) == labels).sum())
     return right / data.n
 
 

@@ -40,7 +40,7 @@ class Wasserstein:
     inner_steps: int = 30
     inner_rate: float = 0.01
     """Where the learned inner step size begins."""
-    inner_rate_lr: float = 1e-5
+    inner_rate_lr: float = 1e-7
     """How fast it is learned; 0 leaves it as it is."""
     lr: float = 1000.0
     momentum: float = 0.5
