@@ -17,7 +17,7 @@ def label_belief(gradients: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
     $$r = \frac{(1 - \epsilon)\, q}{(1 - \epsilon)\, q + \epsilon\, (1 - q) / (C - 1)}.$$
 
     $\epsilon$ is not known: $\epsilon = 1 - \bar r$ is iterated to its fixed point over each pool, `lengths` candidates
-    each, so that the answer does not depend on how pools are shared out over processes. At $\epsilon = 1/2$ a label is
+    each: pools are shared out over processes, and the answer must not depend on how. At $\epsilon = 1/2$ a label is
     likelier right than wrong if the model finds it likelier than chance. An untrained model knows nothing and doubts all
     labels alike; one that has learned clean labels finds next to none wrong.
     """

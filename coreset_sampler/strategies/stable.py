@@ -109,19 +109,24 @@ def cover_pools(
         )  # examples a candidate
         batches = _together(view.mine(pools))
         gradients = (table[:, torch.cat([pool.indices for pool in some])] for some in batches)
+        if doubt:  # over all that was looked at: more to estimate the share of wrong labels from than a pool
+            all_right = label_belief(table, view.labels[candidates], torch.tensor([len(candidates)]))
     if doubt:  # drawn for the pools of all processes, so that it does not matter whose they are
         draws_of_all = [torch.rand(len(pool.indices), generator=generator, dtype=torch.float64) for pool in pools]
         lucks = iter(view.mine(draws_of_all))
     parts: list[tuple[Coreset, Tensor]] = []
     for some, vectors in zip(batches, gradients, strict=True):
         pool = _joined(some)
+        if doubt and reuse > 1:
+            right = all_right[pool.indices]
+        elif doubt:
+            right = label_belief(vectors, view.labels[pool.indices], torch.tensor([len(p.indices) for p in some]))
         if reuse > 1:
             pool = pool._replace(indices=candidates[pool.indices])
             share = looked[view.labels[pool.indices[pool.starts[:-1]]]]
             pool = pool._replace(stands_for=pool.stands_for * share)
         looked_at, doubted = len(pool.indices), 0.0
         if doubt:
-            right = label_belief(vectors, view.labels[pool.indices], torch.tensor([len(p.indices) for p in some]))
             doubted = float((1 - right).sum())
             luck = torch.cat([next(lucks) for _ in some])
             pool, vectors = _believed(pool, vectors, right**doubt - luck)
