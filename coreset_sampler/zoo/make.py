@@ -1,81 +1,56 @@
 """Makes the coresets that ship, measures them and writes the index.
 
-    python -m coreset_sampler.zoo.make --fashion-mnist data/fashion-mnist
+    python -m coreset_sampler.zoo.make --data data --only digits/vbpc-1 fashion-mnist/vbpc-10
 
-`--fashion-mnist` is a folder that `datasets.load_dataset` opens, with columns image and label; without it
-only the digits of scikit-learn are made. These are real images picked by k-center or herding on pixels, class
-by class: stand-ins that say so, until distilled ones take their place.
+`--data` is a folder of folders by data set, `fashion-mnist` and `cifar10`, each of which `datasets.load_dataset` opens; the
+digits of scikit-learn need none. Two kinds ship: real images picked by k-center or herding on pixels, class by class,
+which take a moment, and images learned by VBPC, which take minutes to most of an hour of one core (`distilled.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..coreset import Coreset
+from ..distill.variational_presets import PRESETS
+from ..image_data import ImageData, open_images
+from ..networks import convnet
 from ..preprocessing import Raw
 from ..strategies.herding import match_mean
 from ..strategies.k_center import farthest_first
 from ..synthetic import SyntheticCoreset
+from .distilled import distilled
 
 HERE = Path(__file__).parent
 SEEDS = 5
+DISTILLED_SEEDS = 3
 STEPS = 500
 METHODS: dict[str, Callable[[Tensor, int], Coreset]] = {"k-center": farthest_first, "herding": match_mean}
+PICKED = ["digits/k-center-1", "digits/k-center-10", "fashion-mnist/herding-1", "fashion-mnist/herding-10"]
+NAMES = PICKED + [f"{data}/vbpc-{count}" for data, count in PRESETS]
+LICENCES = {"fashion-mnist": "MIT (Zalando SE 2017)", "cifar10": "unstated (Krizhevsky 2009)"}
 NOTES = {
     "digits/k-center-10": "preferred to herding (0.9552 ± 0.0044, n = 5) on these same 500 images: slightly favourable",
 }
 RECIPE = f"ConvNet, width 32, InstanceNorm; Adam 1e-3, {STEPS} steps of the whole set, no augmentation"
 
 
-@dataclass(frozen=True)
-class Data:
-    """Training and test images as bytes `(n, 1, h, w)`, and where they came from."""
-
-    name: str
-    licence: str
-    classes: tuple[str, ...]
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-
-
-def digits() -> Data:
+def digits() -> ImageData:
     """scikit-learn's digits, 500 of them held out by a fixed split."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    loaded = load_digits()
-    pixels = torch.from_numpy(np.rint(loaded.images * (255 / 16)).astype(np.uint8))[:, None]
-    labels = torch.from_numpy(loaded.target).long()
-    train, test = train_test_split(np.arange(len(labels)), test_size=500, random_state=0, stratify=loaded.target)
-    licence = "CC BY 4.0 (UCI: Alpaydin and Kaynak 1998)"
-    names = tuple(str(digit) for digit in range(10))
-    return Data("digits", licence, names, (pixels[train], labels[train]), (pixels[test], labels[test]))
+    return open_images("digits")
 
 
-def fashion_mnist(folder: str) -> Data:
-    """Fashion-MNIST with its own test set."""
-    import datasets
-
-    loaded = datasets.load_dataset(folder)
-    parts = []
-    for split in ("train", "test"):
-        pixels = np.stack([np.asarray(image) for image in loaded[split]["image"]])
-        parts.append((torch.from_numpy(pixels)[:, None], torch.tensor(loaded[split]["label"][:])))
-    names = tuple(n.replace(" - ", "-").replace(" / ", "/") for n in loaded["train"].features["label"].names)
-    return Data("fashion-mnist", "MIT (Zalando SE 2017)", names, parts[0], parts[1])
-
-
-def pick(data: Data, method: str, per_class: int) -> list[int]:
+def pick(data: ImageData, method: str, per_class: int) -> list[int]:
     """Indices into the training images, class after class."""
     pixels, labels = data.train
     chosen: list[int] = []
@@ -86,25 +61,16 @@ def pick(data: Data, method: str, per_class: int) -> list[int]:
     return chosen
 
 
-def convnet(size: int, classes: int, width: int = 32) -> nn.Sequential:
-    """Blocks of convolution, instance norm, relu and average pooling, down to 4 pixels or less."""
-    layers: list[nn.Module] = []
-    channels = 1
-    while size >= 4:
-        layers += [
-            nn.Conv2d(channels, width, 3, padding=1),
-            nn.GroupNorm(width, width),
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-        ]
-        channels, size = width, size // 2
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * size * size, classes))
+def blocks(size: int, width: int = 32) -> list[int]:
+    """Widths of a ConvNet that halves images down to less than 4 pixels."""
+    return [width] * next(count for count in range(1, 20) if size >> count < 4)
 
 
 def accuracy(coreset: SyntheticCoreset, test: tuple[Tensor, Tensor], seed: int) -> float:
     """Of a network trained on the coreset alone, on all test images."""
     torch.manual_seed(seed)
-    model = convnet(coreset.inputs.shape[-1], len(coreset.classes or ()))
+    channels, _, size = coreset.inputs.shape[1:]
+    model = convnet(channels, len(coreset.classes or ()), size, widths=blocks(size))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     inputs, targets = coreset.pixels(), coreset.targets
     for _ in range(STEPS):
@@ -119,8 +85,8 @@ def accuracy(coreset: SyntheticCoreset, test: tuple[Tensor, Tensor], seed: int) 
     return sum(right) / len(test[1])
 
 
-def make(data: Data, method: str, per_class: int, commit: str) -> tuple[str, dict[str, object]]:
-    """Writes one coreset and returns its name and its line of the index."""
+def picked(data: ImageData, method: str, per_class: int, commit: str) -> SyntheticCoreset:
+    """Real images, with their measured accuracy."""
     indices = pick(data, method, per_class)
     pixels, labels = data.train
 
@@ -134,7 +100,7 @@ def make(data: Data, method: str, per_class: int, commit: str) -> tuple[str, dic
                 "images_per_class": per_class,
                 "seed": "none: deterministic",
             },
-            "command": "python -m coreset_sampler.zoo.make",
+            "command": f"python -m coreset_sampler.zoo.make --data DIR --only {data.name}/{method}-{per_class}",
             "commit": commit,
             "train_indices": indices,
             "accuracy": measured,
@@ -156,32 +122,53 @@ def make(data: Data, method: str, per_class: int, commit: str) -> tuple[str, dic
         "test_images": len(data.test[1]),
         "how": RECIPE,
     }
-    name, file = f"{data.name}/{method}-{per_class}", f"{data.name}_{method}-{per_class}.safetensors"
-    if name in NOTES:
+    if (name := f"{data.name}/{method}-{per_class}") in NOTES:
         measured["note"] = NOTES[name]
-    build(measured).save(HERE / file)
-    about = {"file": file, "data": data.name, "licence": data.licence, "method": method}
-    return name, about | {"images_per_class": per_class, "accuracy": measured, "commit": commit}
+    return build(measured)
+
+
+def write(name: str, coreset: SyntheticCoreset) -> dict[str, object]:
+    """Writes the file and returns its line of the index."""
+    file = f"{name.replace('/', '_')}.safetensors"
+    coreset.save(HERE / file)
+    about = {key: coreset.provenance[key] for key in ("data", "licence", "accuracy", "commit", "command")}
+    return about | {"file": file, "method": coreset.method, "images_per_class": coreset.images_per_class}
+
+
+def opened(name: str, folder: str | None) -> ImageData:
+    """A data set by its name, with its licence."""
+    if name == "digits":
+        return digits()
+    if folder is None:
+        raise SystemExit(f"--data must name the folder that holds {name}")
+    return replace(open_images(str(Path(folder) / name)), name=name, licence=LICENCES[name])
 
 
 def main() -> None:
-    """Makes all, keeping what the index has of data that is not given."""
+    """Makes what is asked for and keeps the rest of the index."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fashion-mnist", metavar="FOLDER")
+    parser.add_argument("--data", metavar="FOLDER")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), help="where long runs save themselves (default runs)"
+    )
     options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.runs.mkdir(parents=True, exist_ok=True)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True
     ).stdout.strip()
-    index = json.loads((HERE / "index.json").read_text(encoding="utf-8"))
-    jobs = [(digits(), "k-center", 1), (digits(), "k-center", 10)]
-    if options.fashion_mnist:
-        data = fashion_mnist(options.fashion_mnist)
-        jobs += [(data, "herding", 1), (data, "herding", 10)]
-    for data, method, per_class in jobs:
-        name, about = make(data, method, per_class, commit)
-        index[name] = about
+    for name in options.only:
+        data_name, method, per_class = re.fullmatch(r"(.+)/(.+)-(\d+)", name).groups()  # type: ignore[union-attr]
+        data = opened(data_name, options.data)
+        if method == "vbpc":
+            coreset = distilled(data, int(per_class), seeds=DISTILLED_SEEDS, runs=options.runs, commit=commit)
+        else:
+            coreset = picked(data, method, int(per_class), commit)
+        about = write(name, coreset)
         print(name, about["accuracy"], flush=True)  # noqa: T201
-    (HERE / "index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        index = json.loads((HERE / "index.json").read_text(encoding="utf-8")) | {name: about}
+        (HERE / "index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
