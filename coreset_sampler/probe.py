@@ -237,8 +237,10 @@ class Probe:
         logits = logits_of(logits).float()
         if len(logits) != len(at):
             raise ValueError(f"the model gave {len(logits)} rows of logits for {len(at)} examples")
-        bad = ~torch.isfinite(logits.detach()).all(1)
-        if bool(bad.any()):
+        if not bool(torch.isfinite(logits.detach().sum())):  # a fifth of the time that asking every number takes
+            bad = ~torch.isfinite(logits.detach()).all(1)
+            if not bool(bad.any()):
+                return logits  # only their sum is too large
             raise ValueError(
                 f"the model gives NaN or infinite logits for {int(bad.sum())} of {len(at)} candidates (the first is example "
                 f"{int(at[int(bad.nonzero()[0])])}). Has training diverged? If not, lower the posterior's scale."

@@ -65,12 +65,21 @@ def epochs_of(indices: list[int], epochs: int) -> list[list[int]]:
     return [indices[i * length : (i + 1) * length] for i in range(epochs)]
 
 
-def launch(script: Path, *arguments: str, processes: int = 2, module: str = "torch.distributed.run") -> str:
-    """Runs a script in so many processes and gives what they print; an error shows what they said."""
-    many = ["--nproc-per-node", str(processes), "--standalone"] if module == "torch.distributed.run" else []
-    command = [sys.executable, "-m", module, *many, str(script), *arguments]
-    if not module:
-        command = [sys.executable, str(script), *arguments]
+def launch(script: Path, *arguments: str, with_accelerate: bool = False) -> str:
+    """Runs a script in two processes and gives what they print; an error shows what they said."""
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    own = [
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+    ]
+    own += ["--dynamo_backend", "no", "--num_cpu_threads_per_process", "1", "--main_process_port", "0"]
+    command = [sys.executable, "-m", *(own if with_accelerate else torchrun), str(script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=quiet_environment())
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
@@ -90,23 +99,30 @@ def two_processes(script: str = "two_processes.py") -> list[dict[str, Any]]:
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
-def ray_session(train: Any) -> Any:
-    """What `train` gives back on the workers, run by Ray Train on two of them."""
+def start_ray() -> None:
+    """A Ray of two processors in this process, once a session."""
     import ray
-    from ray.train import ScalingConfig
-    from ray.train.torch import TorchTrainer
 
     if not ray.is_initialized():
-        variables = {key: value for key, value in quiet_environment().items() if key not in os.environ}
+        variables = {key: value for key, value in quiet_environment().items() if os.environ.get(key) != value}
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
+
+
+def ray_session(train: Any) -> Any:
+    """What `train` gives back on the workers, run by Ray Train on two of them."""
+    from ray.train import RunConfig, ScalingConfig, get_context
+    from ray.train.torch import TorchTrainer
+
+    start_ray()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.pt"
 
         def on_each() -> None:
             found = train()
-            if ray.train.get_context().get_world_rank() == 0:
+            if get_context().get_world_rank() == 0:
                 torch.save(found, out)
 
-        storage = ray.train.RunConfig(storage_path=folder)
-        TorchTrainer(on_each, scaling_config=ScalingConfig(num_workers=2), run_config=storage).fit()
+        TorchTrainer(
+            on_each, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=folder)
+        ).fit()
         return torch.load(out, weights_only=False)
