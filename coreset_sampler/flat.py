@@ -41,6 +41,6 @@ class FlatNetwork:
     def __call__(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """The network's outputs at these parameters."""
         values = self.parameters(theta)
-        values |= {name: buffer.clone() for name, buffer in self.network.named_buffers()}
+        values |= {name: buffer.to(theta.device, copy=True) for name, buffer in self.network.named_buffers()}
         outputs: Tensor = functional_call(self.network, values, (inputs,))
         return outputs

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,8 @@ def add_distill(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     output = _output(options)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("distill runs in one process; under torchrun only experts are split")
     preset = PRESETS[options.preset](METHODS[options.method], options.name, options.ipc)
     problem = open_problem(options)
     steps = options.steps or preset.steps
@@ -59,14 +63,41 @@ def _run(options: argparse.Namespace) -> None:
     distiller = build(METHODS[options.method], problem, preset.settings | decay | _settings(options.set))
     source = _source(options, problem, preset)
     progress, settings = _progress(options, output, problem, distiller)
+    progress = _stepped(
+        options, problem, distiller, progress, source, saver(checkpoint_beside(output), settings), steps
+    )
+    even = len(progress.state.inputs) == options.ipc * len(problem.classes)
+    coreset = as_coreset(
+        distiller,
+        progress.state,
+        preprocessing=problem.preprocessing,
+        classes=problem.classes,
+        images_per_class=options.ipc if even else None,
+        provenance=_provenance(options, problem, progress, settings),
+    )
+    coreset.save(output)
+    _film(output, progress, problem, f"{options.name}  ·  {coreset.method}  ·  {options.ipc} per class, by step")
+    sys.stdout.write(f"wrote {output}: {coreset}\n")
+
+
+def _stepped(
+    options: argparse.Namespace,
+    problem: Problem,
+    distiller: Distiller,
+    progress: Progress,
+    source: Source,
+    save: Callable[[Progress], None],
+    steps: int,
+) -> Progress:
+    """Goes on to the last step; an exit or an error says how to resume."""
     try:
-        progress = run(
+        return run(
             distiller,
             progress,
             source,
             steps=steps,
             minutes=options.minutes,
-            save=saver(checkpoint_beside(output), settings),
+            save=save,
             save_every=options.save_every,
             judge=lambda state: judge(distiller, state, problem),
             judge_every=options.judge_every,
@@ -78,12 +109,6 @@ def _run(options: argparse.Namespace) -> None:
     except DivergedError as error:
         again = "; the same command with --resume and another --set NAME=VALUE goes on from before it"
         raise DivergedError(f"{error}{again}") from error
-    provenance = _provenance(options, problem, progress, settings)
-    about = {"classes": problem.classes, "images_per_class": options.ipc, "provenance": provenance}
-    coreset = as_coreset(distiller, progress.state, preprocessing=problem.preprocessing, **about)
-    coreset.save(output)
-    _film(output, progress, problem, f"{options.name}  ·  {coreset.method}  ·  {options.ipc} per class, by step")
-    sys.stdout.write(f"wrote {output}: {coreset}\n")
 
 
 def _output(options: argparse.Namespace) -> Path:
@@ -160,7 +185,7 @@ def _progress(
     settings = own | problem.net | {"settings": [[0, settings_of(distiller)]]}
     if not options.resume:
         return start(distiller, problem.train, options.ipc, seed=options.seed), settings
-    progress, before = checkpoint.load(checkpoint_beside(output))
+    progress, before = checkpoint.load(checkpoint_beside(output), device=options.device)
     for name in (*own, *problem.net):
         if before.get(name) != settings[name]:
             raise ValueError(f"the run to resume has {name} {before.get(name)!r}, this command {settings[name]!r}")

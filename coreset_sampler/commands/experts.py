@@ -69,18 +69,22 @@ def make_experts(
     seed: int,
 ) -> Experts:
     """Trains what is missing, saying so line by line."""
-    return train_experts(
-        problem.network,
-        problem.part(examples),
-        folder,
-        experts=experts,
-        epochs=epochs,
-        rate=rate,
-        batch=batch,
-        seed=seed,
-        about={"data": problem.name, **problem.net},
-        report=_report,
-    )
+    try:
+        return train_experts(
+            problem.network,
+            problem.part(examples),
+            folder,
+            experts=experts,
+            epochs=epochs,
+            rate=rate,
+            batch=batch,
+            seed=seed,
+            about={"data": problem.name, **problem.net},
+            report=_report,
+        )
+    except KeyboardInterrupt:
+        _report(f"stopped; whole epochs are kept in {folder}, and the same command goes on")
+        raise SystemExit(130) from None
 
 
 def _report(line: str) -> None:

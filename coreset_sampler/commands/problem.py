@@ -32,7 +32,8 @@ class Problem:
         if examples is None or examples >= self.train.n:
             return self.train
         rows = torch.randperm(self.train.n, generator=torch.Generator().manual_seed(0))[:examples]
-        return RealData(self.train.inputs[rows], self.train.targets[rows], preprocessing=self.preprocessing)
+        part = self.train.inputs[rows], self.train.targets[rows]
+        return RealData(*part, preprocessing=self.preprocessing, device=self.train.device)
 
 
 def add_problem(command: argparse.ArgumentParser) -> None:
@@ -43,7 +44,8 @@ def add_problem(command: argparse.ArgumentParser) -> None:
     command.add_argument("--net", choices=list(NETWORKS), default="convnet", help="network (default convnet)")
     command.add_argument("--widths", type=int, nargs="+", help="channels of its blocks")
     command.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
-    command.add_argument("--threads", type=int, help="of torch (default: its own choice)")
+    command.add_argument("--threads", type=int, help="of torch; the same bits need the same number")
+    command.add_argument("--device", default="cpu", help="such as cuda (default cpu)")
 
 
 def open_problem(options: argparse.Namespace) -> Problem:
@@ -65,8 +67,8 @@ def make_problem(images: ImageData, options: argparse.Namespace) -> Problem:
     return Problem(
         options.name,
         split.classes,
-        RealData(*split.train, preprocessing=normalize),
-        RealData(split.test[0][:1000], split.test[1][:1000], preprocessing=normalize),
+        RealData(*split.train, preprocessing=normalize, device=options.device),
+        RealData(split.test[0][:1000], split.test[1][:1000], preprocessing=normalize, device=options.device),
         normalize,
         network(options.net, *shape, widths=widths),
         net,

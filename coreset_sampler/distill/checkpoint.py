@@ -45,9 +45,10 @@ def save(path: str | os.PathLike[str], progress: Progress, settings: dict[str, A
     coreset_file.write(path, {name: value.detach().clone() for name, value in tensors.items()}, description)
 
 
-def load(path: str | os.PathLike[str]) -> tuple[Progress, dict[str, Any]]:
-    """What `save` wrote."""
+def load(path: str | os.PathLike[str], *, device: str | None = None) -> tuple[Progress, dict[str, Any]]:
+    """What `save` wrote, on `device`."""
     tensors, description = coreset_file.read(path)
+    tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     if description.get("kind") != _KIND:
         raise coreset_file.CoresetFileError(f"{path} is a coreset or something else, not a distillation under way")
     try:

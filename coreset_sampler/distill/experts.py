@@ -117,7 +117,7 @@ def train_experts(
     description = {"n": data.n, "rate": rate, "batch": batch, "seed": seed, "augmentation": _name(augmentation)}
     _write_description(folder, description | (about or {}) | {"experts": experts, "epochs": epochs})
     for expert in share(range(experts)):
-        model = fresh(network, Generator().manual_seed(_seed(seed, expert, 0)))
+        model = fresh(network, Generator().manual_seed(_seed(seed, expert, 0))).to(data.device)
         done = _Files(folder).epochs.get(expert, -1)
         if done < 0:
             _write(folder, expert, 0, model)

@@ -21,7 +21,7 @@ def draw_film(
     if not frames:
         raise ValueError("frames must hold at least one step, got none: only images are filmed")
     steps = sorted(frames)
-    columns = [_column(preprocessing.look(frames[step].float())) for step in steps]
+    columns = [_column(preprocessing.look(frames[step].float().cpu())) for step in steps]
     canvas = torch.cat(columns, 2).permute(1, 2, 0).numpy()
     height, width = canvas.shape[:2]
     inches = 0.55 * len(steps)

@@ -13,23 +13,30 @@ from ..preprocessing import Preprocessing
 class RealData:
     """Inputs `(n, ...)` and targets. Bytes are pixels and become floats in [0, 1], then go through `preprocessing`.
 
-    Only a batch is ever held as floats. Targets are class numbers `(n,)` or soft `(n, classes)`; classes may be of any
-    size, and batches have them as the data do.
+    Only a batch is ever held as floats, and put on `device`. Targets are class numbers `(n,)` or soft `(n, classes)`;
+    classes may be of any size, and batches have them as the data do.
     """
 
-    def __init__(self, inputs: Tensor, targets: Tensor, *, preprocessing: Preprocessing | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        preprocessing: Preprocessing | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
         if not len(inputs) or len(inputs) != len(targets):
             raise ValueError(
                 f"each input needs one target, got {len(inputs)} inputs and targets {tuple(targets.shape)}"
             )
         self.inputs, self.targets, self.preprocessing = inputs, targets, preprocessing
-        self.n = len(inputs)
+        self.device, self.n = device, len(inputs)
 
     def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """These examples."""
-        inputs = self.inputs[rows]
+        inputs, targets = self.inputs[rows].to(self.device), self.targets[rows].to(self.device)
         inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
-        return inputs if self.preprocessing is None else self.preprocessing(inputs), self.targets[rows]
+        return inputs if self.preprocessing is None else self.preprocessing(inputs), targets
 
     def batch(self, size: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Different random examples, all of them if there are no more than `size`."""

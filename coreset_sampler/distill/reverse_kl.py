@@ -85,7 +85,9 @@ class ReverseKL:
             augmentation=self.augmentation,
         )
         real, real_targets = source.batch(self.batch, generator)
-        gradient, gap = self.covariance(state, theta, real.to(state.inputs), real_targets, generator)
+        gradient, gap = self.covariance(
+            state, theta, real.to(state.inputs), real_targets.to(state.inputs.device), generator
+        )
         lower = {"lr": self.lr, "inner_rate": self.inner_rate}
         state = pixels.move(state, gradient, lr=self.lr, momentum=self.momentum, lower=lower)
         return state, pixels.figures(loss=gap, gradient=gradient.norm())

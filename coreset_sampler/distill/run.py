@@ -52,6 +52,8 @@ def run(
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
+    if minutes is not None and minutes <= 0:
+        raise ValueError(f"minutes must be positive, got {minutes}; leave them out for no limit")
     judge_every = judge_every or max(1, steps // 10)
     saved, losses, meter = time.monotonic(), list[float](), _Meter(progress, steps, minutes, report)
     with _stop_signals() as stop:
