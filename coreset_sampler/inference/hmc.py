@@ -58,7 +58,7 @@ def hmc(
             adapted.update(accept)
         if report is not None:
             report(Step(number, energy, accepted, accept, step_size))
-        if moved == 0 and number + 1 == max(burn_in, min(steps, 100)):
+        if moved == 0 and number + 1 == min(steps, max(burn_in, 100)) and number >= 10:
             raise ValueError(
                 f"none of {number + 1} proposals was accepted with step_size {step_size:.3g}; lower step_size"
             )
@@ -95,7 +95,7 @@ class _StepSize:
     """Dual averaging (Nesterov 2009; Hoffman and Gelman 2014) of the logarithm of the step size."""
 
     def __init__(self, start: float, target: float) -> None:
-        self.target, self.centre = target, math.log(10 * start)
+        self.target, self.centre = target, math.log(start)
         self.exploring = self.settled = start
         self.count, self.gap = 0, 0.0
 

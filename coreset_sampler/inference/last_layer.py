@@ -20,7 +20,7 @@ class LastLayerPosterior:
     $\Phi^\top A^{-1} Y$ and every class has the covariance $(I - \Phi^\top A^{-1}\Phi)/\rho$.
 
     One float64 Cholesky of $\min(n, h)$ rows and columns; no matrix of $h \times h$ unless $h < n$. All results are
-    differentiable in features and targets, and come in the dtype of what was given. Kim, Lee and Lee 2025 (VBPC).
+    differentiable in features and targets, and come in the dtype of what was given. Lee, Lee and Lee 2025 (VBPC).
 
     Example:
         >>> q = LastLayerPosterior(features, targets, rho=100.0, gamma=1.0, beta=1e-4)

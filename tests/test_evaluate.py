@@ -1,0 +1,152 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from coreset_sampler import SyntheticCoreset
+from coreset_sampler.cli import main
+from coreset_sampler.commands.evaluate import evaluate
+from coreset_sampler.commands.results import Log, summary
+from coreset_sampler.corruptions import corrupted, corruption_names
+from coreset_sampler.image_data import open_images
+from coreset_sampler.inference.predict import by_sgd
+from coreset_sampler.networks import network
+
+QUICK = ["--data", "digits", "--widths", "4,8", "--seeds", "2"]
+SET = ["--set", "sgd.steps=20", "last-layer.steps=5", "hmc.steps=4", "hmc.burn_in=2", "hmc.thin=1", "sghmc.steps=6"]
+SET += ["sghmc.burn_in=2", "sghmc.thin=2"]
+
+
+def test_evaluate_prints_a_line_for_every_net_and_inference(capsys, tmp_path):
+    output = tmp_path / "new" / "results.json"
+    by = "last-layer,sgd,hmc,sghmc"
+    command = ["evaluate", "digits/k-center-1", *QUICK, "--by", by, "--nets", "convnet,vgg", *SET, "-o", str(output)]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["net", "by", "test", "images", "n", "accuracy", "NLL", "ECE", "Brier", "CPU", "s"]
+    assert [line.split()[:2] for line in lines[1:9]] == [
+        [net, name] for net in ("convnet", "vgg") for name in by.split(",")
+    ]
+    results = json.loads(output.read_text())
+    assert len(results["rows"]) == 16
+    assert {row["test_images"] for row in results["rows"]} == {500}
+    assert all(group["n"] == 2 and 0 < group["accuracy"]["mean"] < 1 for group in results["summary"])
+
+
+def test_a_killed_run_goes_on_and_gives_the_same_rows(capsys, tmp_path):
+    output = tmp_path / "results.json"
+    command = ["evaluate", "digits/k-center-1", *QUICK, "--by", "sgd,last-layer", *SET, "-o", str(output)]
+    assert main(command) == 0
+    whole = json.loads(output.read_text())["rows"]
+    log = output.with_suffix(".jsonl")
+    first, second, *_ = log.read_text().splitlines(keepends=True)
+    log.write_text(first + second[: len(second) // 2])  # killed while it wrote the second row
+    output.unlink()
+    assert main(command) == 0
+    assert "done before" in capsys.readouterr().err.splitlines()[4]
+    again = json.loads(output.read_text())["rows"]
+    strip = [{name: value for name, value in row.items() if name != "cpu_seconds"} for row in whole]
+    assert [{name: value for name, value in row.items() if name != "cpu_seconds"} for row in again] == strip
+
+
+def test_other_settings_are_not_taken_for_done(tmp_path):
+    output = tmp_path / "results.json"
+    command = ["evaluate", "digits/k-center-1", *QUICK, "--by", "sgd", "-o", str(output)]
+    main([*command, "--set", "sgd.steps=3"])
+    main([*command, "--set", "sgd.steps=4"])
+    assert len(output.with_suffix(".jsonl").read_text().splitlines()) == 4
+    assert len(json.loads(output.read_text())["rows"]) == 2
+
+
+def test_corrupted_images_are_judged_by_the_same_networks():
+    data = open_images("digits")
+    coreset = SyntheticCoreset.load(_zoo("digits/k-center-1"))
+    calls = []
+    infer = by_sgd(steps=20)
+
+    def counted(*arguments):
+        calls.append(arguments[-1])
+        return infer(*arguments)
+
+    nets = {"convnet": network("convnet", 1, 10, 8, widths=(4, 8))}
+    rows = evaluate(
+        coreset, data, by={"sgd": counted}, nets=nets, seeds=[7], corruptions=[None, ("contrast", 5), ("fog", 1)]
+    )
+    assert calls == [7]
+    assert [(row["corruption"], row["severity"]) for row in rows] == [(None, None), ("contrast", 5), ("fog", 1)]
+    assert rows[0]["accuracy"] > rows[1]["accuracy"]
+
+
+def _zoo(name):
+    from coreset_sampler import zoo
+
+    return zoo.path(name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--by", "magic"], "unknown inference 'magic'; known: last-layer, sgd"),
+        (["--nets", "lenet"], "unknown network 'lenet'; known: convnet"),
+        (["--set", "sgd.stepps=3"], "--set takes sgd.NAME=VALUE with NAME one of networks, steps"),
+        (["--corruptions", "rain"], "unknown corruption 'rain'; known: all, gaussian_noise"),
+        (["--corruptions", "fog", "--severity", "6"], "severity must be 1 to 5, got 6"),
+    ],
+)
+def test_mistakes_are_named_on_one_line(capsys, changes, message):
+    assert main(["evaluate", "digits/k-center-1", *QUICK, "--by", "sgd", *changes]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_data_of_another_size_or_order_of_classes_is_refused():
+    data = open_images("digits")
+    nets = {"convnet": network("convnet", 1, 10, 8, widths=(4,))}
+    coreset = SyntheticCoreset.load(_zoo("digits/k-center-1"))
+    values = coreset.describe() | {"classes": coreset.classes[::-1] if coreset.classes else data.classes[::-1]}
+    turned = SyntheticCoreset(coreset.inputs, coreset.targets, preprocessing=coreset.preprocessing, **values)
+    with pytest.raises(ValueError, match="in another order"):
+        evaluate(turned, data, by={}, nets=nets)
+    large = SyntheticCoreset.load(_zoo("fashion-mnist/herding-1"))
+    with pytest.raises(ValueError, match=r"inputs are \(1, 28, 28\), images of digits \(1, 8, 8\)"):
+        evaluate(large, data, by={}, nets=nets)
+
+
+def test_spread_is_that_of_a_sample_and_absent_for_one_seed():
+    row = dict(net="a", by="b", corruption=None, severity=None, nll=1.0, ece=0.1, brier=0.5, cpu_seconds=1.0)
+    rows = [row | {"seed": seed, "accuracy": value} for seed, value in enumerate((0.5, 0.7, 0.9))]
+    (group,) = summary(rows)
+    assert group["accuracy"] == {"mean": pytest.approx(0.7), "std": pytest.approx(0.2)}
+    assert summary(rows[:1])[0]["accuracy"]["std"] is None
+
+
+def test_log_without_a_file_only_remembers():
+    log = Log(None)
+    log.add({"seed": 0, "accuracy": 0.5})
+    assert log.find({"seed": 0}) == {"seed": 0, "accuracy": 0.5}
+    assert log.find({"seed": 1}) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 8, 8), (2, 3, 32, 32)])
+def test_every_corruption_changes_images_and_repeats_with_the_seed(shape):
+    pixels = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    state = np.random.get_state()[1].copy()
+    for name in corruption_names():
+        if name == "glass_blur" and shape[1] == 3:
+            continue  # it compiles for seconds; once is enough
+        changed = corrupted(pixels, name)
+        assert changed.shape == pixels.shape
+        assert changed.dtype == torch.uint8
+        assert not torch.equal(changed, pixels)
+        assert torch.equal(changed, corrupted(pixels, name)), name
+    assert len(corruption_names()) == 19
+    assert np.array_equal(state, np.random.get_state()[1])
+
+
+def test_without_the_corruptions_library_evaluation_still_runs(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "imagecorruptions", None)
+    command = ["evaluate", "digits/k-center-1", *QUICK, "--by", "sgd", "--set", "sgd.steps=2"]
+    assert main(command) == 0
+    assert main([*command, "--corruptions", "fog"]) == 1
+    assert "pip install 'coreset-sampler[corruptions]'" in capsys.readouterr().err
