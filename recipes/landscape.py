@@ -40,7 +40,7 @@ STRATEGIES = {
     "stable": strategies.stable(posterior=SphericalGaussian(SCALE, "norm"), draws=4, **POOLS),
 }
 COLOURS = {"uniform": "#888888", "crest": "#d98a2b", "stable": "#2b6cb0"}
-VECTORS, DIRECTIONS, STEPS = 4, 4, torch.linspace(-1, 1, 21)
+VECTORS, DIRECTIONS, STEPS = 4, 4, torch.linspace(-1, 1, 13)
 Weights = dict[str, Tensor]
 
 

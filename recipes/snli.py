@@ -46,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     ),
     # Embeddings and the lower half of the layers stay as they are: twice as many examples a second.
     "cpu": dict(
-        n=5_000, n_test=2_000, epochs=6, full_epochs=1, batch_size=16, lr=2e-4, max_length=40, freeze=3,
+        n=4_000, n_test=1_000, epochs=6, full_epochs=1, batch_size=16, lr=2e-4, max_length=40, freeze=3,
         pools=dict(pool_size=48, keep=24), scale=0.01, noises=(0.0, 0.3), lengths=(3, 6),
     ),
 }  # fmt: skip

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from coreset_sampler import Raw, SyntheticCoreset, load_coreset
 
-SIZE, BATCH_SIZE, STEPS = 32, 25, 300
+SIZE, BATCH_SIZE, STEPS = 32, 25, 200
 LEARNING_RATE = {"timm": 2e-3, "huggingface": 1e-3}
 
 
@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("coreset", nargs="?", default="digits/k-center-10", help="name or file (default: %(default)s)")
     parser.add_argument("--data", help="for its test split; needed unless the coreset is one of digits")
-    parser.add_argument("--timm", default="resnet18", help="of timm.list_models() (default: %(default)s)")
+    parser.add_argument("--timm", default="resnet10t", help="of timm.list_models() (default: %(default)s)")
     parser.add_argument("--pretrained", action="store_true", help="start the timm model from its weights")
     parser.add_argument(
         "--huggingface", help="folder or hub id of an image classifier; default: a small ViT from scratch"
