@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -70,9 +70,9 @@ class Variational:
     name: ClassVar[str] = "variational"
 
     def __post_init__(self) -> None:
-        names = ("rho", "gamma", "beta", "weight", "label_scale", "lr", "label_lr", "batch", "pool", "max_age")
-        names += ("pool_lr", "train_every", "fit_steps")
-        pixels.check_settings(**{name: getattr(self, name) for name in names})
+        skipped = ("network", "_", "decay", "augmentation", "compiled")
+        checked = [each.name for each in fields(self) if each.name not in skipped]
+        pixels.check_settings(**{name: getattr(self, name) for name in checked})
         if self.decay is not None:
             pixels.check_settings(decay=self.decay)
 
