@@ -11,9 +11,10 @@ with fresh networks, and prints the table. Every step is kept on the way: a kill
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from coreset_sampler.distill.presets import METHODS, Preset, cpu
 from coreset_sampler.distill.run import as_coreset, checkpoint_beside, run, saver, settings_of, start
 from coreset_sampler.image_data import ImageData, open_images
 from coreset_sampler.inference.last_layer import features_of
-from coreset_sampler.inference.predict import by_hmc, by_last_layer, by_sgd
+from coreset_sampler.inference.predict import Inference, by_hmc, by_last_layer, by_sgd
 from coreset_sampler.strategies.herding import match_mean
 
 _RATES = [{"lr": 100.0, "inner_rate": 0.03}, {"lr": 1000.0, "inner_rate": 0.03}, {"lr": 1000.0, "inner_rate": 0.1}]
@@ -42,7 +43,11 @@ GRID: dict[str, list[dict[str, float]]] = {
     "cd": _RATES,
 }
 TUNE_STEPS = 60
-HMC = {"steps": 40, "burn_in": 20, "thin": 4}
+BY: dict[str, tuple[Callable[..., Inference], dict[str, Any]]] = {
+    "sgd": (by_sgd, {"steps": 200}),
+    "last-layer": (by_last_layer, {}),
+    "hmc": (by_hmc, {"steps": 30, "burn_in": 15, "thin": 4}),
+}
 
 
 def main() -> None:
@@ -56,11 +61,11 @@ def main() -> None:
         for method in options.methods:
             for settings in GRID.get(method, ()):
                 tune(options, problem, method, settings, log)
-    for per_class in options.ipc:
-        for method in options.methods:
-            path = make(options, problem, method, per_class, best(log, method))
-            rows = figures(options, images, problem, method, path)
-            report(options, method, per_class, load_coreset(path), rows)
+    for by in options.by:
+        for per_class, method in itertools.product(options.ipc, options.methods):
+            path = make(options, problem, method, per_class, best(log, method) if per_class < 10 else {})
+            rows = figures(options, images, problem, method, path, by)
+            report(options, method, per_class, by, load_coreset(path), rows)
     print((options.out / "table.md").read_text())
 
 
@@ -73,7 +78,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="of each method (default: the preset's)")
     parser.add_argument("--experts", type=int, help="how many (default: the preset's)")
     parser.add_argument("--tune", action="store_true", help="choose learning rates on held-out images first")
-    parser.add_argument("--hmc", nargs="*", default=[], metavar="NAME=VALUE", help="settings of HMC")
+    parser.add_argument("--by", nargs="+", choices=list(BY), default=list(BY), help="how to judge, in order")
     parser.add_argument("--out", type=Path, default=Path("runs/distill"), help="folder for everything")
     options = parser.parse_args()
     unknown = [method for method in options.methods if method not in ("random", "herding", *METHODS)]
@@ -150,8 +155,6 @@ def make(options: argparse.Namespace, problem: Problem, method: str, per_class: 
         source,
         steps=steps,
         save=saver(under_way, {}),
-        judge=lambda state: judge(distiller, state, problem),
-        judge_every=max(1, steps // 4),
         report=lambda line: print(f"{method} {per_class}: {line}", flush=True),
     )
     spent = (time.process_time() - clock) / max(1, steps - begun) * steps
@@ -192,25 +195,30 @@ def picked(
 
 
 def figures(
-    options: argparse.Namespace, images: ImageData, problem: Problem, method: str, path: Path
+    options: argparse.Namespace, images: ImageData, problem: Problem, method: str, path: Path, by: str
 ) -> list[dict[str, Any]]:
-    """Accuracy, NLL and ECE on the whole test set by each inference, a row a network."""
-    hmc = HMC | {name: json.loads(value) for name, value in (each.split("=") for each in options.hmc)}
-    by = {"sgd": by_sgd(), "hmc": by_hmc(**hmc)} | ({"last-layer": by_last_layer()} if method == "vbpc" else {})
+    """Accuracy, NLL and ECE on the whole test set, a row a network; none in closed form but for VBPC."""
+    if by == "last-layer" and method != "vbpc":
+        return []
     return evaluate(
         load_coreset(path),
         images,
-        by=by,
+        by={by: BY[by][0](**BY[by][1])},
         nets={options.net: problem.network},
         seeds=range(options.seeds),
-        about={"hmc": hmc},
-        log=Log(path.with_suffix(".json")),
+        about=BY[by][1],
+        log=Log(path.with_name(f"{path.stem}-{by}.json")),
         say=lambda line: print(f"{path.stem}: {line}", flush=True),
     )
 
 
 def report(
-    options: argparse.Namespace, method: str, per_class: int, coreset: SyntheticCoreset, rows: list[dict[str, Any]]
+    options: argparse.Namespace,
+    method: str,
+    per_class: int,
+    by: str,
+    coreset: SyntheticCoreset,
+    rows: list[dict[str, Any]],
 ) -> None:
     """Adds lines to the table, in place of older ones of the same coreset."""
     path = options.out / "table.md"
@@ -219,12 +227,10 @@ def report(
         "|---|---|---|---|---|---|---|---|",
     ]
     lines = path.read_text().splitlines()[2:] if path.exists() else []
-    lines = [line for line in lines if not line.startswith(f"| {method} | {per_class} |")]
-    minutes = coreset.provenance["cpu_minutes"]
-    for by in dict.fromkeys(row["by"] for row in rows):
-        mine = [row for row in rows if row["by"] == by]
-        cells = [method, per_class, by, len(mine), *(spread(mine, name) for name in ("accuracy", "nll", "ece"))]
-        lines.append("| " + " | ".join(map(str, cells)) + f" | {minutes:.1f} |")
+    lines = [line for line in lines if not line.startswith(f"| {method} | {per_class} | {by} |")]
+    if rows:
+        cells = [method, per_class, by, len(rows), *(spread(rows, name) for name in ("accuracy", "nll", "ece"))]
+        lines.append("| " + " | ".join(map(str, cells)) + f" | {coreset.provenance['cpu_minutes']:.1f} |")
     path.write_text("\n".join([*head, *lines]) + "\n")
 
 
