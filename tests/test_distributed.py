@@ -24,10 +24,17 @@ model[1].running_mean += {drift} * rank  # BatchNorm statistics are local: ranks
 model = DistributedDataParallel(model)
 strategy = {strategy}
 sampler = {cls}(digits(), model, size=101, strategy=strategy, max_overhead={overhead})
+calls = []
+for name in ("all_gather_object", "broadcast_object_list"):
+    def counted(*args, send=getattr(dist, name), name=name, **options):
+        calls.append(name)
+        return send(*args, **options)
+    setattr(dist, name, counted)
 first = sampler.select()
+made = sorted(calls)
 epochs = [list(sampler) for _ in range(3)]
 torch.save(dict(epochs=epochs, first=first.indices, indices=sampler.coreset.indices, weights=sampler.coreset.weights,
-                stats=sampler.stats, length=len(sampler)), {out!r} + f"/{{rank}}.pt")
+                stats=sampler.stats, length=len(sampler), calls=made), {out!r} + f"/{{rank}}.pt")
 dist.destroy_process_group()
 """
 
@@ -63,6 +70,10 @@ def test_two_processes_have_the_same_coreset_equal_shares_and_half_the_work(tmp_
     assert torch.equal(first["indices"], second["indices"])
     assert torch.equal(first["weights"], second["weights"])
     assert first["length"] == second["length"] == 51
+    looks = 2 if "reuse" in strategy else 1  # a look whose gradients are kept is gathered too
+    gathers, broadcasts = ["all_gather_object"] * looks, ["broadcast_object_list"] * 2
+    # The choice, and the BatchNorm statistics of process 0.
+    assert first["calls"] == second["calls"] == gathers + broadcasts
     assert all(len(epoch) == 51 for rank in (first, second) for epoch in rank["epochs"])
     alone = CoresetSampler(digits(), trained_net(), size=101, strategy=eval(strategy))
     for _ in range(3):
