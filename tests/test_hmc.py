@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from coreset_sampler.inference import hmc, sghmc
-from coreset_sampler.inference.potential import Step
+from coreset_sampler.inference.potential import Step, longest_stable_step
 
 
 def gaussian(d: int = 5, condition: float = 20.0) -> tuple[Tensor, Tensor]:
@@ -197,3 +197,10 @@ def test_friction_and_temperature_out_of_range_are_refused():
     for changes in (dict(friction=1.5), dict(temperature=-1.0)):
         with pytest.raises(ValueError, match=r"friction must be in \(0, 1\], temperature at least 0"):
             sghmc(lambda theta: theta.sum(), torch.zeros(2), **changes)
+
+
+def test_longest_stable_step_is_two_over_the_root_of_the_largest_curvature():
+    mean, covariance = gaussian()
+    step = longest_stable_step(energy_of(mean, covariance), torch.zeros(5, dtype=torch.float64), iterations=50)
+    assert step == pytest.approx(2 / math.sqrt(20), rel=1e-3)
+    assert longest_stable_step(lambda theta: (0 * theta).sum(), torch.zeros(5)) == math.inf

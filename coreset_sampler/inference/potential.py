@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,6 +45,25 @@ def value_and_gradient(potential: Potential, theta: Tensor) -> tuple[float, Tens
             raise ValueError(f"potential must give one number, got {tuple(getattr(value, 'shape', ())) or value!r}")
         (gradient,) = torch.autograd.grad(value.sum(), theta)
     return float(value.detach()), gradient
+
+
+def longest_stable_step(potential: Potential, theta: Tensor, *, iterations: int = 10) -> float:
+    r"""$2 / \sqrt{\lambda}$ with the largest curvature $\lambda$ at `theta`: longer leapfrog steps run away.
+
+    Power iteration on differences of gradients, two of them an iteration. Steps of half this length leave room for
+    places where the potential is steeper.
+    """
+    generator = torch.Generator(theta.device).manual_seed(0)
+    direction = torch.randn(theta.shape, generator=generator, dtype=theta.dtype, device=theta.device)
+    far, curvature = 1e-3 * max(1.0, float(theta.norm())), 0.0
+    for _ in range(iterations):
+        shift = direction * (far / direction.norm())
+        ends = [value_and_gradient(potential, theta + sign * shift)[1] for sign in (1, -1)]
+        direction = (ends[0] - ends[1]) / (2 * far)
+        curvature = float(direction.norm())
+        if not 0 < curvature < math.inf:
+            return math.inf
+    return 2 / math.sqrt(curvature)
 
 
 def check_chain(theta0: Tensor, steps: int, burn_in: int, thin: int, positive: dict[str, float]) -> None:

@@ -20,7 +20,7 @@ from ..networks import Network, fresh
 from ..synthetic import SyntheticCoreset
 from .hmc import hmc
 from .last_layer import LastLayerPosterior, features_of
-from .potential import Augment, Report, network_potential, tensors_of
+from .potential import Augment, Report, longest_stable_step, network_potential, tensors_of
 from .sghmc import sghmc
 
 Predictive = Callable[[Tensor], Tensor]
@@ -85,7 +85,7 @@ def by_hmc(
     r"""The model average over HMC samples of all parameters, from the network that SGD (or `start`) finds.
 
     Samples the density $\propto e^{-U/T}$ with `network_potential`'s $U = \sum_i \ell_i + \lambda\|\theta\|^2$. Steps
-    are measured as at `temperature` 1: momenta are $N(0, T)$.
+    are measured as at `temperature` 1, momenta being $N(0, T)$, and begin at half of the longest stable one at most.
     """
     _positive(temperature=temperature, step_size=step_size)
 
@@ -96,7 +96,7 @@ def by_hmc(
             network.theta(),
             steps=steps,
             leapfrog=leapfrog,
-            step_size=step_size * math.sqrt(temperature),
+            step_size=_short_enough(step_size, coreset, network, weight_decay) * math.sqrt(temperature),
             burn_in=burn_in,
             thin=thin,
             target_acceptance=target_acceptance,
@@ -122,7 +122,8 @@ def by_sghmc(
 ) -> Inference:
     """The model average over SGHMC samples of all parameters, from the network that SGD (or `start`) finds.
 
-    With `augment` every gradient sees the coreset changed at random: the A-SGHMC of Kim et al. 2022.
+    With `augment` every gradient sees the coreset changed at random: the A-SGHMC of Kim et al. 2022. The step
+    size is shortened to half of the longest stable one at the start.
     """
 
     def sample(coreset: SyntheticCoreset, network: FlatNetwork, seed: int) -> Tensor:
@@ -131,7 +132,7 @@ def by_sghmc(
             potential,
             network.theta(),
             steps=steps,
-            step_size=step_size,
+            step_size=_short_enough(step_size, coreset, network, weight_decay),
             friction=friction,
             burn_in=burn_in,
             thin=thin,
@@ -252,6 +253,11 @@ def _sampled(
     flat = FlatNetwork(network)
     samples = sample(coreset, flat, seed)
     return partial(_average, [partial(flat, theta) for theta in samples])
+
+
+def _short_enough(step_size: float, coreset: SyntheticCoreset, network: FlatNetwork, weight_decay: float) -> float:
+    potential = network_potential(coreset, network, weight_decay=weight_decay)
+    return min(step_size, longest_stable_step(potential, network.theta()) / 2)
 
 
 def _average(models: Sequence[Callable[[Tensor], Tensor]], inputs: Tensor) -> Tensor:
