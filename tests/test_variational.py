@@ -236,10 +236,12 @@ def test_labels_that_the_network_has_no_output_for_are_refused():
 
 
 @pytest.mark.slow
-def test_compiled_networks_take_the_same_steps_up_to_rounding():
-    plain, fast = (Variational(NETWORK, batch=32, pool=2, lr=0.01, compiled=compiled) for compiled in (False, True))
+def test_compiled_networks_give_the_same_gradients_up_to_rounding():
+    # gradients, not steps: where one is nothing but rounding, Adam goes a full step either way
+    plain, fast = (Variational(NETWORK, batch=32, pool=1, compiled=compiled) for compiled in (False, True))
     data = noise_data(100, 10)
-    states = [after(distiller, begun(distiller, data), 5, data) for distiller in (plain, fast)]
-    assert torch.allclose(states[0].inputs, states[1].inputs, atol=1e-4)
-    assert torch.allclose(states[0].targets, states[1].targets, atol=1e-4)
-    assert torch.allclose(states[0].memory["network.0"], states[1].memory["network.0"], atol=1e-4)
+    state = begun(plain, data)
+    looks = [distiller._look(state, 0, data, torch.Generator().manual_seed(0))[0] for distiller in (plain, fast)]
+    moments = [distiller._trained(state, 0, torch.Generator())["network.0.mean"] for distiller in (plain, fast)]
+    for one, other in [*zip(*looks, strict=True), moments]:
+        assert (one - other).norm() < 1e-5 * one.norm()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -84,7 +85,8 @@ class Variational:
         for i in range(self.pool):
             memory |= self._newborn(i, generator, inputs)
         memory["ages"] = torch.arange(self.pool) * self.max_age // self.pool
-        classes = self._outputs(self._parameters(memory, 0), inputs[:1]).shape[-1]
+        with torch.no_grad():
+            classes = fresh(self.network, generator).to(inputs.dtype).eval()(inputs[:1].cpu()).shape[-1]
         learned = self.label_scale * _centred(targets, classes).to(inputs)
         return replace(begun, targets=learned, memory=memory | adam.begin("targets", learned))
 
@@ -206,7 +208,9 @@ class Variational:
             outputs: Tensor = functional_call(module, values | buffers, (_channels_last(inputs) if last else inputs,))
             return outputs.flatten(1)
 
-        return torch.compile(run, dynamic=False) if self.compiled else run
+        # code of its own, since torch.compile keeps eight variants of a piece of code, for all distillers of a process
+        own = FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
+        return torch.compile(own, dynamic=False) if self.compiled else run
 
     def _diverged(self, state: State, why: str) -> DivergedError:
         lower = f"lower lr (now {self.lr:g}), label_lr (now {self.label_lr:g}) or pool_lr (now {self.pool_lr:g})"
