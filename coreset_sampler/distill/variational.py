@@ -34,7 +34,7 @@ class Variational:
     $$\tfrac1{|B|} \sum_{(x, y) \in B} -\log \mathrm{softmax}_y\frac{m(x)}{\sqrt{1 + \frac\pi8 v(x)}}
     + \tfrac{w}{n}\,\mathrm{KL}(q \| p)$$
 
-    (Kim, Lee, Lee 2025, equation 27, divided by n). Then the network that was used takes one step of Adam on the coreset
+    (Lee, Lee, Lee 2025, equation 27, divided by n). Then the network that was used takes one step of Adam on the coreset
     with the Gaussian likelihood; at `max_age` of them a fresh one takes its place. Ages begin `max_age / pool` apart.
 
     Time: the coreset forward and back twice and the real batch forward once, as no gradient goes through it. Memory:
