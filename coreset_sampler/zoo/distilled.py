@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -49,14 +50,16 @@ def _learned(
 ) -> SyntheticCoreset:
     normalize = data.normalize()
     distiller, source = preset.build(make, compiled=True), RealData(*data.train, preprocessing=normalize)
-    began = checkpoint.load(path)[0] if path.exists() else start(distiller, source, per_class)
+    settings = settings_of(distiller) | {"widths": preset.widths, "steps": preset.steps, "seed": 0}
+    began, changes = _begun(path, settings) if path.exists() else (start(distiller, source, per_class), [[0, settings]])
     before = time.process_time()
-    done = run(distiller, began, source, steps=preset.steps, save=saver(path, {}), report=_say(path.name))
+    save = saver(path, {"settings": changes})
+    done = run(distiller, began, source, steps=preset.steps, save=save, report=_say(path.name))
     provenance = {
         "data": data.name,
         "licence": data.licence,
         "made": "learned by VBPC from all training images; started from random real ones",
-        "settings": settings_of(distiller) | {"widths": preset.widths, "steps": preset.steps, "seed": 0},
+        "settings": settings if len(changes) == 1 else changes,
         "minutes": round(done.seconds / 60, 1),
         "cpu_minutes": round((time.process_time() - before) / 60, 1),
         "command": f"python -m coreset_sampler.zoo.make --data DIR --only {data.name}/vbpc-{per_class}",
@@ -64,6 +67,14 @@ def _learned(
     }
     about: dict[str, Any] = {"classes": data.classes, "images_per_class": per_class, "provenance": provenance}
     return as_coreset(distiller, done.state, preprocessing=normalize, method="vbpc", **about)
+
+
+def _begun(path: Path, settings: dict[str, Any]) -> tuple[checkpoint.Progress, list[list[Any]]]:
+    """A run under way, and from which step on which settings held."""
+    progress, before = checkpoint.load(path)
+    changes = before["settings"]
+    plain = json.loads(json.dumps(settings))
+    return progress, changes if changes[-1][1] == plain else [*changes, [progress.state.step, plain]]
 
 
 def _with(
