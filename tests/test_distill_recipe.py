@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scenarios import run_snippets
 
 pytest.importorskip("sklearn")
 RECIPE = Path(__file__).parent.parent / "recipes" / "distill.py"
@@ -32,3 +33,12 @@ def test_the_recipe_makes_judges_and_tabulates_and_does_nothing_twice(tmp_path, 
     recipe.main()
     assert (tmp_path / "table.md").read_text() == table
     assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+def test_the_page_on_choosing_runs_as_printed_and_its_links_lead_somewhere(tmp_path, monkeypatch):
+    page = RECIPE.parent.parent / "docs" / "choosing_a_distiller.md"
+    monkeypatch.chdir(tmp_path)
+    run_snippets(page)
+    assert (tmp_path / "mine.safetensors").exists()
+    for link in page.read_text(encoding="utf-8").split("](")[1:]:
+        assert (page.parent / link.split(")")[0]).exists(), link
