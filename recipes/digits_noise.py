@@ -27,12 +27,14 @@ from coreset_sampler import CoresetSampler, SphericalGaussian, strategies
 
 NOISE, FRACTION, EPOCHS, BATCH_SIZE, LEARNING_RATE = 0.4, 0.1, 80, 12, 0.05
 POOLS = dict(pool_size=100, keep=20, reuse=10)
+NOISE_IN_NORMS = SphericalGaussian(0.1, "norm", redraw=1)
 STRATEGIES = {
     "uniform": strategies.uniform(),
     "crest": strategies.crest(**POOLS),
-    "stable": strategies.stable(posterior=SphericalGaussian(0.1, "norm", redraw=1), draws=4, **POOLS),
+    "stable": strategies.stable(posterior=NOISE_IN_NORMS, draws=4, **POOLS),
+    "stable, doubting": strategies.stable(posterior=NOISE_IN_NORMS, draws=4, doubt=2, **POOLS),
 }
-COLOURS = {"uniform": "#888888", "crest": "#d98a2b", "stable": "#2b6cb0"}
+COLOURS = {"uniform": "#888888", "crest": "#d98a2b", "stable": "#2b6cb0", "stable, doubting": "#2f855a"}
 
 
 def digits(seed: int) -> tuple[TensorDataset, TensorDataset, Tensor]:

@@ -12,14 +12,15 @@ is killed goes on where it was.
 
 Measured (table, n = 5 seeds, mean ± standard deviation, whole test set; every contestant tuned on validation data):
 
-    noise   uniform          CREST            CRAIG            stable           selection's share (stable)
-    0       0.878 ± 0.002    0.874 ± 0.004    0.863 ± 0.004    0.872 ± 0.003    37 %
-    0.3     0.838 ± 0.004    0.845 ± 0.005    0.720 ± 0.008    0.843 ± 0.005    27 %
-    0.5     0.797 ± 0.010    0.802 ± 0.008    0.540 ± 0.033    0.816 ± 0.006    26 %
+    noise   uniform          CREST            CRAIG            stable           stable, doubt=2  (selection's share)
+    0       0.878 ± 0.002    0.874 ± 0.004    0.863 ± 0.004    0.872 ± 0.003    0.877 ± 0.004    27 %
+    0.3     0.838 ± 0.004    0.845 ± 0.005    0.720 ± 0.008    0.843 ± 0.005    0.856 ± 0.004    27 %
+    0.5     0.797 ± 0.010    0.802 ± 0.008    0.540 ± 0.033    0.816 ± 0.006    0.832 ± 0.006    29 %
 
-So with half the labels wrong stable is 1.9 points over tuned uniform sampling and 1.4 over CREST as tuned; at the settings
-that tuning picked for stable CREST is level with it (ablation). At 0.3 it is level with CREST, 0.5 over uniform; on clean
-data it is 0.6 behind uniform. Two CPU cores, one thread a run.
+So with half the labels wrong stable with doubt is 3.5 points over tuned uniform sampling and 3.0 over tuned CREST; at 0.3 it
+is 1.8 and 1.1 over them, and on clean data level with uniform. Without doubt the lead over CREST is one of tuning: at the
+same settings CREST is level with stable, and so it is when both doubt (ablation). Two CPU cores, one thread a run;
+"doubting" was measured while other work ran on them, which raises its share.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ STRATEGIES = {
     "crest": lambda: strategies.crest(**POOLS),
     "craig": lambda: strategies.craig(),
     "stable": lambda: strategies.stable(posterior=SphericalGaussian(0.1, "norm", redraw=1), draws=4, **POOLS),
+    "doubting": lambda: strategies.stable(
+        posterior=SphericalGaussian(0.1, "norm", redraw=1), draws=4, doubt=2, **POOLS
+    ),
 }
 RESELECT_EVERY = {"craig": 10}  # epochs; it looks at all examples each time, the others' looks serve ten epochs
 # Learning rate, batch size, passes over the 5,000 examples: the trials that every contestant gets.
@@ -69,6 +73,10 @@ TUNED: dict[tuple[float, str], tuple[float, int, int]] = {
     (0.5, "crest"): (0.1, 64, 8),  # validation 0.8330
     (0.5, "craig"): (0.05, 16, 2),  # validation 0.6206
     (0.5, "stable"): (0.02, 16, 4),  # validation 0.8340
+    # of three trials, those of 8 passes with which others did best, not of all eight
+    (0.0, "doubting"): (0.05, 16, 8),  # validation 0.8908
+    (0.3, "doubting"): (0.05, 16, 8),  # validation 0.8678
+    (0.5, "doubting"): (0.05, 16, 8),  # validation 0.8486
 }
 
 
@@ -190,7 +198,9 @@ def ablations() -> dict[str, tuple]:
         "reuse 1, same coreset for 4 epochs": stable(reuse=1, reselect_every=4),
         "weights in the loss": stable(weights="loss"),
         "weights none": stable(weights="none"),
-        "believed 0.7": stable(believed=0.7),
+        "doubt 1": stable(doubt=1),
+        "doubt 2": stable(doubt=2),
+        "no noise, doubt 2": stable(posterior=gaussian(0.0), draws=1, doubt=2),
         "over the pool, not per class": stable(per_class=False),
         "root mean square": stable(root_mean_square=True),
     }
@@ -252,7 +262,7 @@ def jobs_of(args: argparse.Namespace) -> list[dict]:
         trial = [args.lr or default[0], args.batch_size or default[1], args.passes or default[2]]
         return [dict(noise=args.noise, strategy=args.strategy, trial=trial, seed=args.seed)]
     if args.command == "tune":
-        cells = [(noise, name, list(trial)) for noise in NOISES for name in STRATEGIES for trial in TRIALS]
+        cells = [(noise, name, list(trial)) for noise in NOISES[::-1] for name in STRATEGIES for trial in TRIALS]
         return [dict(noise=noise, strategy=name, trial=trial, seed=100) for noise, name, trial in cells]
     if args.command == "table":
         missing = [cell for cell in ((n, s) for n in NOISES for s in STRATEGIES) if cell not in TUNED]
