@@ -56,6 +56,8 @@ def _run(options: argparse.Namespace) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("distill runs in one process; under torchrun only experts are split")
     preset = PRESETS[options.preset](METHODS[options.method], options.name, options.ipc)
+    if options.widths is None and options.net == "convnet" and preset.widths:
+        options.widths = list(preset.widths)
     problem = open_problem(options)
     steps = options.steps or preset.steps
     # variational lets its rates fall until the last step
