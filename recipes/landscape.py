@@ -10,9 +10,24 @@ the weighted tenth says is compared with what all of them say, for the network i
     around      the same at weights moved by noise in the norm layers, which is what stable coresets match
     Hessian     |H_S v - H v| / |H v| for random v
     loss        root mean square of (L_S(w + a d) - L_S(w)) - (L(w + a d) - L(w)) over a in [-1, 1], relative to how far L
-                moves, for random d with each filter as long as the network's own (Li et al. 2018)
+                moves, for random d with each filter as long as the network's own (Li et al. 2018): its shape
+    level       L_S(w) / L(w) - 1, with its sign: how much too high or low the loss itself is
 
 Each is the mean over --seeds networks, ± standard deviation; 0 is perfect.
+
+Measured (`--n 1000 --seeds 3 --epochs 1 5`, digits, clean labels, a minute of one core):
+
+    epochs  sampler   gradient        around          Hessian         loss
+    1       uniform   0.530 ± 0.162   0.533 ± 0.190   0.528 ± 0.155   0.168 ± 0.065
+    1       CREST     0.235 ± 0.067   0.238 ± 0.059   0.322 ± 0.032   0.049 ± 0.013
+    1       stable    0.226 ± 0.058   0.239 ± 0.056   0.346 ± 0.067   0.045 ± 0.021
+    5       uniform   0.845 ± 0.362   0.966 ± 0.398   1.483 ± 0.503   0.175 ± 0.089
+    5       CREST     0.294 ± 0.021   0.311 ± 0.020   0.499 ± 0.091   0.066 ± 0.016
+    5       stable    0.330 ± 0.056   0.365 ± 0.048   0.529 ± 0.043   0.064 ± 0.011
+
+Both coresets follow the landscape of all data two to three times as closely as a random tenth. What the paper argues beyond
+that, that stable follows it more closely than CREST around the weights, does not show at this size: they are level.
+In the picture the coresets' loss itself lies a third too low: medoids are easier than what they stand for.
 """
 
 from __future__ import annotations
@@ -155,7 +170,7 @@ def apart(found: Tensor, wanted: Tensor) -> float:
 
 
 def compare(data: TensorDataset, epochs: int, seed: int) -> tuple[dict[str, dict[str, float]], dict[str, list[Tensor]]]:
-    """Contestant -> its four errors; and the losses along each direction, of all examples and of each contestant."""
+    """Contestant -> its five errors; and the losses along each direction, of all examples and of each contestant."""
     model, generator = trained(data, epochs, seed), torch.Generator().manual_seed(seed)
     weights = {name: value.detach() for name, value in model.named_parameters()}
     vectors = [torch.randn(sum(v.numel() for v in weights.values()), generator=generator) for _ in range(VECTORS)]
@@ -180,6 +195,7 @@ def compare(data: TensorDataset, epochs: int, seed: int) -> tuple[dict[str, dict
             "around": statistics.mean(apart(*pair) for pair in zip(slopes[name][1:], slopes["all"][1:], strict=True)),
             "Hessian": statistics.mean(apart(*pair) for pair in zip(bends[name], bends["all"], strict=True)),
             "loss": apart(rises[name], rises["all"]),
+            "level": losses[name](weights) / losses["all"](weights) - 1,
         }
         for name in STRATEGIES
     }
@@ -226,7 +242,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, default=Path("runs/landscape.png"), help="default: %(default)s")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print("| epochs | sampler | gradient | around | Hessian | loss |\n|---|---|---|---|---|---|")
+    print("| epochs | sampler | gradient | around | Hessian | loss | level |\n" + "|---" * 7 + "|")
     for epochs in args.epochs:
         errors = []
         for seed in tqdm(range(args.seeds), f"{epochs} epochs", leave=False):
