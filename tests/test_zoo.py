@@ -80,3 +80,33 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
 def test_the_index_cannot_be_changed_by_its_readers():
     zoo.index().clear()
     assert zoo.index()
+
+
+VBPC = [name for name in NAMES if zoo.index()[name]["method"] == "vbpc"]
+
+
+@pytest.mark.parametrize("name", VBPC)
+def test_a_set_learned_by_vbpc_can_be_solved_in_closed_form_and_beats_real_images_of_its_size(name):
+    entry, coreset = zoo.index()[name], load_coreset(name)
+    assert coreset.target_kind == "regression"
+    assert {"rho", "gamma", "beta", "steps", "learning_rate"} == coreset.last_layer.keys()
+    assert f"--only {name}" in entry["command"]
+    assert entry["accuracy"]["by"]["last-layer"]["nll"]["mean"] > 0
+    assert "sgd" in entry["accuracy"]["by"] or entry["data"] == "cifar10"  # not measured there
+    same = {"data": entry["data"], "images_per_class": entry["images_per_class"]}
+    picks = [other for other in zoo.index().values() if same.items() <= other.items() and other["method"] != "vbpc"]
+    assert all(entry["accuracy"]["mean"] > pick["accuracy"]["mean"] for pick in picks)
+
+
+def test_a_fresh_network_scores_in_closed_form_as_recorded():
+    pytest.importorskip("sklearn")
+    from coreset_sampler.distill.variational_presets import PRESETS
+    from coreset_sampler.inference.predict import by_last_layer
+    from coreset_sampler.zoo.make import digits
+
+    data, coreset = digits(), load_coreset("digits/vbpc-1")
+    make = PRESETS["digits", 1].network(1, 10, 8)
+    probabilities = by_last_layer()(coreset, make, 0)(coreset.preprocessing(data.test[0].float() / 255))
+    recorded = coreset.provenance["accuracy"]
+    again = (probabilities.argmax(1) == data.test[1]).double().mean().item()
+    assert again == pytest.approx(recorded["mean"], abs=max(0.02, 4 * recorded["std"]))

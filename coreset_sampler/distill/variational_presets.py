@@ -35,8 +35,8 @@ PRESETS: dict[tuple[str, int], VariationalPreset] = {
     ("digits", 1): VariationalPreset((32, 64), 3000, _SHORT_LIVES | {"batch": 64}),
     ("digits", 10): VariationalPreset((32, 64), 2000, _TEN),
     ("fashion-mnist", 1): VariationalPreset((32, 64, 128), 4000, _SHORT_LIVES | {"batch": 64}),
-    ("fashion-mnist", 10): VariationalPreset((32, 64, 128), 6500, _TEN | {"max_age": 20, "train_every": 2}),
-    ("cifar10", 10): VariationalPreset((32, 64, 128), 5000, _TEN),
+    ("fashion-mnist", 10): VariationalPreset((32, 64, 128), 5000, _TEN | {"max_age": 100, "train_every": 3}),
+    ("cifar10", 10): VariationalPreset((32, 64, 128), 3200, _TEN),
 }
 
 
