@@ -1,4 +1,4 @@
-"""Settings for VBPC on a CPU, by data set and images per class, chosen on validation splits of the training images."""
+"""Settings for VBPC on a CPU, by data set and images per class, chosen on training images (docs/cards/variational.md)."""
 
 from __future__ import annotations
 
