@@ -92,7 +92,7 @@ def test_a_set_learned_by_vbpc_can_be_solved_in_closed_form_and_beats_real_image
     assert {"rho", "gamma", "beta", "steps", "learning_rate"} == coreset.last_layer.keys()
     assert f"--only {name}" in entry["command"]
     assert entry["accuracy"]["by"]["last-layer"]["nll"]["mean"] > 0
-    assert "sgd" in entry["accuracy"]["by"] or entry["data"] == "cifar10"  # not measured there
+    assert 0.3 < entry["accuracy"]["by"]["sgd"]["accuracy"]["mean"] < 1
     same = {"data": entry["data"], "images_per_class": entry["images_per_class"]}
     picks = [other for other in zoo.index().values() if same.items() <= other.items() and other["method"] != "vbpc"]
     best = max(figures["accuracy"]["mean"] for figures in entry["accuracy"]["by"].values())
