@@ -148,7 +148,7 @@ def _zoo(options: argparse.Namespace) -> None:
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print(
-        '\nload_coreset("name") opens one. Accuracy: of a small ConvNet trained on it, vbpc by closed form, on all test images.'
+        '\nload_coreset("name") opens one. Accuracy on all test images: a ConvNet trained on it, vbpc by closed form.'
     )
 
 
