@@ -8,7 +8,7 @@
 
 DIR is a folder or a hub id (uoft-cs/cifar10) that `datasets.load_dataset` opens. A share of the training labels is replaced
 by another class at random, once; validation (5,000 images cut from the training set) and test labels stay clean. The
-contestants differ in the sampler alone; `doubting` is stable with `doubt=1`, which leaves out labels that the draws find
+contestants differ in the sampler alone; `doubting` is stable with `doubt=2`, which leaves out labels that the draws find
 wrong. Results are kept in --log, line by line, and a run in progress in a checkpoint beside it: what is killed goes on
 where it was.
 
@@ -187,7 +187,7 @@ def sampler_of(name: str, setting: Setting, train_set: Images, plain: Images, mo
         "full": strategies.uniform(),
         "crest": strategies.crest(**setting.pools),
         "stable": strategies.stable(posterior=setting.posterior, draws=4, **setting.pools),
-        "doubting": strategies.stable(posterior=setting.posterior, draws=4, doubt=1, **setting.pools),
+        "doubting": strategies.stable(posterior=setting.posterior, draws=4, doubt=2, **setting.pools),
     }[name]
 
     def strategy(view: View, size: int, generator: torch.Generator) -> Coreset:

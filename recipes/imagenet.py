@@ -9,8 +9,8 @@ epoch is a tenth of the data (--fraction). The accuracy is that of the exponenti
 Everything is in --output/last.pt after each epoch: a run that is killed goes on with exactly the batches that were to come
 when it is started again with the same line, and one that is done only says its result.
 
-Measured: nothing but that it runs, resumes to the same bits, and reads a folder, a Hugging Face data set and a file of weights.
-Tiny-ImageNet, uniform against stable, has still to be measured, by the line in recipes/README.md.
+Measured: nothing but that it runs, resumes to the same bits, and reads a folder, a Hugging Face data set and a file of
+weights. Tiny-ImageNet, uniform against stable, has still to be measured, by the line in recipes/README.md.
 """
 
 from __future__ import annotations

