@@ -9,7 +9,7 @@
 DIR is a folder or a hub id (uoft-cs/cifar10) that `datasets.load_dataset` opens. A share of the training labels is replaced
 by another class at random, once; validation (5,000 images cut from the training set) and test labels stay clean. The
 contestants differ in the sampler alone; `doubting` is stable with `doubt=2`, which leaves out labels that the draws find
-wrong. Results are kept in --log, line by line, and a run in progress in a checkpoint beside it: what is killed goes on
+wrong. Results are kept in --results, line by line, and a run in progress in a checkpoint beside it: what is killed goes on
 where it was.
 
 Measured so far: the CPU setting, one seed, validation accuracy (`tune`, rate 0.05, batch 32, 40,000 examples trained on, of
@@ -224,6 +224,8 @@ def train(data: dict, job: dict, device: torch.device, checkpoint: Path, save_ev
     loader = DataLoader(train_set, batch_size // world, sampler=sampler, drop_last=True, collate_fn=as_it_is)
     epochs = max(1, round(passes * len(noisy) / sampler.size))
     steps = epochs * len(loader)
+    if not steps:
+        raise SystemExit(f"--batch-size {batch_size} is larger than an epoch of {sampler.size} examples")
     optimizer = torch.optim.SGD(
         model.parameters(), lr=lr, momentum=0.9, nesterov=True, weight_decay=setting.weight_decay
     )
@@ -413,7 +415,9 @@ def main() -> None:
     parser.add_argument(
         "--save-every", type=float, default=60, help="seconds between checkpoints (default: %(default)s)"
     )
-    parser.add_argument("--log", type=Path, default=Path("runs/cifar10.jsonl"), help="results (default: %(default)s)")
+    parser.add_argument(
+        "--results", dest="log", type=Path, default=Path("runs/cifar10.jsonl"), help="results (default: %(default)s)"
+    )
     parser.add_argument(
         "--picture", type=Path, default=Path("runs/cifar10_time.png"), help="of time (default: %(default)s)"
     )

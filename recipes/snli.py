@@ -7,7 +7,7 @@
 
 `CoresetTrainer` is a `Trainer` with one more argument. Noise goes into the LayerNorm weights and biases for stable's look
 (the paper's way). Labels are replaced before anything reads them, so that training and selection both see the wrong
-ones; the test labels stay clean. Finished runs are kept in --log, line by line, and a run in progress as the trainer's
+ones; the test labels stay clean. Finished runs are kept in --results, line by line, and a run in progress as the trainer's
 checkpoint beside it: what is killed goes on where it was (its seconds are then those since it went on).
 
 Measured: nothing but that it runs. The table of the CPU setting (n = 3) has still to be made, on a machine with a free core.
@@ -218,7 +218,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the CPU (default: %(default)s)")
     parser.add_argument("--save-steps", type=int, default=500, help="steps between checkpoints (default: %(default)s)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
-    parser.add_argument("--log", type=Path, default=Path("runs/snli.jsonl"), help="results (default: %(default)s)")
+    parser.add_argument(
+        "--results", dest="log", type=Path, default=Path("runs/snli.jsonl"), help="results (default: %(default)s)"
+    )
     parser.add_argument(
         "--picture", type=Path, default=Path("runs/snli_time.png"), help="of time (default: %(default)s)"
     )

@@ -73,7 +73,7 @@ def test_cifar10_makes_its_table_and_takes_finished_runs_from_the_log(
     cifar10, digits_folder, tmp_path, monkeypatch, capsys
 ):
     log = tmp_path / "log.jsonl"
-    table = ("table", "--data", digits_folder, "--setting", "cpu", "--seeds", 1, "--log", log)
+    table = ("table", "--data", digits_folder, "--setting", "cpu", "--seeds", 1, "--results", log)
     run(cifar10, monkeypatch, *table)
     printed = capsys.readouterr().out
     assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|doubting|full) \|.*{NUMBER}", printed)) == 10
@@ -92,7 +92,7 @@ def test_cifar10_tunes_on_training_images_only(cifar10, digits_folder, tmp_path,
     monkeypatch.setattr(cifar10, "STRATEGIES", ("uniform", "stable"))
     load = cifar10.load
     monkeypatch.setattr(cifar10, "load", lambda data, split: load(data, split) if split == "train" else None)
-    options = ("--setting", "cpu", "--log", tmp_path / "log.jsonl", "--noise", 0.3)
+    options = ("--setting", "cpu", "--results", tmp_path / "log.jsonl", "--noise", 0.3)
     run(cifar10, monkeypatch, "tune", "--data", digits_folder, *options)
     assert {job["on"] for job in seen} == {"validation"}
     assert len(seen) == 4
@@ -100,7 +100,7 @@ def test_cifar10_tunes_on_training_images_only(cifar10, digits_folder, tmp_path,
 
 
 def test_cifar10_draws_accuracy_against_time(cifar10, digits_folder, tmp_path, monkeypatch, capsys):
-    files = ("--log", tmp_path / "log.jsonl", "--picture", tmp_path / "time.png")
+    files = ("--results", tmp_path / "log.jsonl", "--picture", tmp_path / "time.png")
     run(cifar10, monkeypatch, "time", "--data", digits_folder, "--setting", "cpu", "--seeds", 1, *files)
     assert "99 % of what full data reaches" in capsys.readouterr().out
     assert (tmp_path / "time-0.png").stat().st_size > 10_000
@@ -113,7 +113,7 @@ def test_cifar10_killed_in_the_middle_goes_on_to_the_same_weights(
     results = []
     for name in ("whole", "killed"):
         log = tmp_path / name / "log.jsonl"
-        options = ("run", "--data", digits_folder, "--noise", 0.3, "--save-every", 0, "--log", log)
+        options = ("run", "--data", digits_folder, "--noise", 0.3, "--save-every", 0, "--results", log)
         if name == "killed":
             victim = multiprocessing.get_context("fork").Process(target=run, args=(cifar10, monkeypatch, *options))
             victim.start()
@@ -222,7 +222,7 @@ def test_snli_makes_its_table(sentences, tiny_bert, tmp_path, monkeypatch, capsy
     module = recipe("snli")
     small = dict(n=100, n_test=20, epochs=2, lengths=(1,), batch_size=5, freeze=1, pools=dict(pool_size=12, keep=6))
     monkeypatch.setitem(module.SETTINGS, "cpu", module.SETTINGS["cpu"] | small)
-    files = ("--log", tmp_path / "log.jsonl", "--picture", tmp_path / "time.png", "--quiet")
+    files = ("--results", tmp_path / "log.jsonl", "--picture", tmp_path / "time.png", "--quiet")
     where = ("--data", sentences, "--model", tiny_bert, "--setting", "cpu", "--seeds", 1, *files)
     run(module, monkeypatch, "table", *where)
     printed = capsys.readouterr().out
@@ -369,7 +369,19 @@ def test_a_recipe_opens_with_its_launch_line_and_its_result(name):
 @pytest.mark.parametrize("name", ["cifar10", "imagenet"])
 def test_two_processes_train_together(name, digits_folder, image_folder, tmp_path):
     options = {
-        "cifar10": ["run", "--data", digits_folder, "--setting", "cpu", "--passes", 1, "--log", tmp_path / "log.jsonl"],
+        "cifar10": [
+            "run",
+            "--data",
+            digits_folder,
+            "--setting",
+            "cpu",
+            "--batch-size",
+            10,
+            "--passes",
+            1,
+            "--results",
+            tmp_path / "log.jsonl",
+        ],
         "imagenet": ["--data", image_folder, *TOY, "--output", tmp_path],
     }[name]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
