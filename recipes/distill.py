@@ -5,7 +5,16 @@
 
 Makes what is missing in --out (experts, coresets), judges it on the whole test set by SGD, HMC and for VBPC the closed form,
 with fresh networks, and prints the table. Every step is kept on the way: a killed run, started again, goes on.
---tune first tries pixel learning rates for a few steps on images held out of the training set, and uses the best.
+--tune first tries learning rates for a few steps on images held out of the training set, and uses the best.
+
+Measured on Fashion-MNIST, widths 16 32 64, five experts of 8 epochs on 10,000 images, one core; accuracy by SGD on all test
+images, n=3 networks, standard deviations 0.002 to 0.035:
+
+    images per class   random  herding  rKL    W      fKL    CD     VBPC (1,500 steps)
+    1                  0.551   0.657    0.560  0.684  0.706  0.694  0.755
+    10                 0.704   0.758    0.719  0.795  0.782  0.787  0.843
+
+0.5 to 2.1 CPU minutes each. NLL, ECE, HMC and the closed form: docs/choosing_a_distiller.md.
 """
 
 from __future__ import annotations
