@@ -222,7 +222,7 @@ def test_a_changed_setting_on_resume_is_recorded(experts, tmp_path):
     assert cli.main(again) == 0
     (first, before), (second, after) = load_coreset(output).provenance["settings"]
     assert (first, second) == (0, 2)
-    assert (before["lr"], after["lr"]) == (1000.0, 1.5)
+    assert (before["lr"], after["lr"]) == (100.0, 1.5)
 
 
 def test_real_data_alone_cannot_stand_in_for_experts():
