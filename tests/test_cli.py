@@ -105,7 +105,7 @@ def test_a_wrong_ending_is_refused_before_reading(capsys, mtt, tmp_path):
 
 
 def test_an_unknown_name_lists_the_known_ones(capsys):
-    code, _, err = run(capsys, "info", "fashion-mnist/vbpc-10")
+    code, _, err = run(capsys, "info", "fashion-mnist/no-such-set")
     assert code == 1
     assert "digits/k-center-1" in err
 
