@@ -392,8 +392,8 @@ class TestFile:
         assert coreset.equal(KINDS["hard"])
 
     def test_an_unknown_name_lists_the_known_ones(self):
-        with pytest.raises(FileNotFoundError, match=r"fashion-mnist/vbpc-10.*ships: digits/"):
-            load_coreset("fashion-mnist/vbpc-10")
+        with pytest.raises(FileNotFoundError, match=r"fashion-mnist/no-such-set.*ships: .*digits/"):
+            load_coreset("fashion-mnist/no-such-set")
 
 
 def test_importing_the_package_imports_no_framework():

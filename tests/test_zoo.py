@@ -73,7 +73,7 @@ def test_making_a_coreset_again_picks_the_same_images_and_scores_as_recorded():
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(KeyError, match=r"no coreset called '\.\./secret'.*known: digits/"):
+    with pytest.raises(KeyError, match=r"no coreset called '\.\./secret'.*known: .*digits/"):
         zoo.path("../secret")
 
 
