@@ -26,7 +26,10 @@ def test_the_snippets_run_as_printed(page, tmp_path, monkeypatch):
         run_snippets(page)
 
 
-@pytest.mark.parametrize("name", ["plain", *FRAMEWORKS])
+SCRIPTS = ["plain", *(name for name in FRAMEWORKS if name != "ray"), pytest.param("ray", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)  # Ray takes three quarters of a minute to start and stop
 @pytest.mark.filterwarnings("ignore")
 def test_the_script_of_an_integration_runs_as_printed(name, tmp_path, monkeypatch):
     if name != "plain":
