@@ -2,9 +2,10 @@
 
     python recipes/cifar10.py run --data DIR --strategy stable --noise 0.5            # ResNet-20, the paper's schedule
     torchrun --nproc-per-node 4 recipes/cifar10.py run --data DIR --strategy stable   # the same on four GPUs
-    python recipes/cifar10.py tune --data DIR --setting cpu     # every contestant, the same trials, on validation data
-    python recipes/cifar10.py table --data DIR --setting cpu    # the tuned contestants on the test set, n = 3
-    python recipes/cifar10.py time --data DIR --setting cpu     # accuracy against wall time, as ratios and a picture
+    python recipes/cifar10.py tune --data DIR --setting cpu       # every contestant, the same trials, on validation data
+    python recipes/cifar10.py table --data DIR --setting cpu      # the tuned contestants on the test set, n = 3
+    python recipes/cifar10.py time --data DIR --setting cpu       # accuracy against time, as ratios and a picture
+    python recipes/cifar10.py ablation --data DIR --setting cpu   # one thing of stable changed at a time, on validation data
 
 DIR is a folder or a hub id (uoft-cs/cifar10) that `datasets.load_dataset` opens. A share of the training labels is replaced
 by another class at random, once; validation (5,000 images cut from the training set) and test labels stay clean. The
@@ -12,30 +13,19 @@ contestants differ in the sampler alone; `doubting` is stable with `doubt=2`, wh
 wrong. Results are kept in --results, line by line, and a run in progress in a checkpoint beside it: what is killed goes on
 where it was.
 
-Measured so far: the CPU setting, one seed, validation accuracy (`tune`, rate 0.05, batch 32, 40,000 examples trained on, of
-20,000; ± 0.007 for 5,000 images alone). One thread of a machine that others used, CPU seconds:
-
-    noise   uniform   CREST    stable   full     seconds: uniform, CREST, stable   selection (stable)   clean labels (stable)
-    0       0.592     0.565    0.567    0.585    15, 21, 22                        26 %                 1.00
-    0.3     0.521     0.523    0.527    0.514    18, 21, 22                        22 %                 0.77, of 0.70
-    0.5     0.461     0.468    0.470    0.463    17, 21, 22                        25 %                 0.56, of 0.50
-
-So on clean data both coresets are 2.5 points behind uniform sampling, and with half of the labels wrong less than a point
-ahead, within what one seed can tell. Full data sees as many examples here as the others. Neither the table (n = 3, on
-the test set) nor the paper's setting nor time to accuracy has been measured.
+Measured: @@
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -46,13 +36,17 @@ from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
 from coreset_sampler import Coreset, DistributedCoresetSampler, SphericalGaussian, strategies
+from coreset_sampler.experiments import CLOCKS, curves, grouped, mean_of, run_all, spread, with_wrong_labels
 from coreset_sampler.picture import time_to_accuracy
-from coreset_sampler.types import View
+from coreset_sampler.types import Strategy, View
 
 FRACTION, N_VALIDATION = 0.1, 5_000
 MEAN, STD = 0.473, 0.251  # of all channels: one number each is twice as fast as three
 STRATEGIES = ("uniform", "crest", "stable", "doubting", "full")
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+ABLATION = (
+    "uniform", "stable", "no noise", "scale 0.01", "all norm layers drawn afresh", "a look an epoch", "pools of twice keep",
+    "each once", "random examples, stable's weights", "doubting", "doubting, no noise",
+)  # fmt: skip
 Trial = tuple[float, int]  # learning rate, batch size
 
 
@@ -63,7 +57,6 @@ class Setting:
     network: Callable[[], nn.Module]
     n: int | None  # training examples, or all
     passes: float  # over the training examples; ten epochs of a tenth are one
-    full_passes: float
     weight_decay: float
     decay: Callable[[float], float]  # of the learning rate, over the share of the run that is done
     shift: int  # pixels an image is moved by at most
@@ -71,11 +64,8 @@ class Setting:
     posterior: SphericalGaussian
     warm_up: int  # epochs of uniform sampling: at its random start a network has nothing to say about the examples
     noises: tuple[float, ...]
-    lengths: tuple[float, ...]  # passes that `time` tries
-    tune_passes: float
-    trials: tuple[
-        Trial, ...
-    ]  # that `tune` gives to every contestant; the first is for those that `tuned` does not name
+    lengths: tuple[float, ...]  # passes that `time` tries; the longest run on full data sets the aim
+    trials: tuple[Trial, ...]  # that `tune` gives to every contestant; the first for those that `tuned` does not name
     tuned: dict[tuple[float, str], Trial]
 
 
@@ -125,15 +115,14 @@ def cosine(done: float) -> float:
 
 SETTINGS = {
     "paper": Setting(
-        network=resnet20, n=None, passes=20, full_passes=200, weight_decay=1e-4, decay=steps_down, shift=4,
+        network=resnet20, n=None, passes=20, weight_decay=1e-4, decay=steps_down, shift=4,
         pools=dict(pool_size=500, keep=128), posterior=SphericalGaussian(0.1, "norm"), warm_up=0,
-        noises=(0.0, 0.1, 0.3, 0.5, 0.8), lengths=(5, 10, 20), tune_passes=20, trials=((0.1, 128),), tuned={},
+        noises=(0.0, 0.1, 0.3, 0.5, 0.8), lengths=(5, 10, 20, 200), trials=((0.1, 128),), tuned={},
     ),
     "cpu": Setting(
-        network=small, n=20_000, passes=2, full_passes=4, weight_decay=5e-4, decay=cosine, shift=2,
-        pools=dict(pool_size=100, keep=20, reuse=9), posterior=SphericalGaussian(0.1, "norm", redraw=1), warm_up=4,
-        noises=(0.0, 0.3, 0.5), lengths=(1, 2, 4), tune_passes=2, trials=((0.05, 32), (0.05, 16)),
-        tuned={},
+        network=small, n=10_000, passes=10, weight_decay=5e-4, decay=cosine, shift=2,
+        pools=dict(pool_size=100, keep=20, reuse=10), posterior=SphericalGaussian(0.1, "norm", redraw=1), warm_up=10,
+        noises=(0.0, 0.3, 0.5), lengths=(2.5, 5, 10, 20), trials=((0.05, 32), (0.02, 32)), tuned={},
     ),
 }  # fmt: skip
 
@@ -172,42 +161,46 @@ def load(data: str, split: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(pixels), torch.tensor(rows["label"][:])
 
 
-def with_wrong_labels(labels: Tensor, noise: float, generator: torch.Generator) -> Tensor:
-    """Symmetric noise: `floor(noise * n)` labels replaced, uniformly among the other classes."""
-    labels, classes = labels.clone(), int(labels.max()) + 1
-    chosen = torch.randperm(len(labels), generator=generator)[: int(noise * len(labels))]
-    labels[chosen] = (labels[chosen] + torch.randint(1, classes, (len(chosen),), generator=generator)) % classes
-    return labels
-
-
-def sampler_of(name: str, setting: Setting, train_set: Images, plain: Images, model: nn.Module, seed: int):
-    """In one process or many; candidates are looked at in `plain`, where they are not mirrored or moved."""
+def strategy_of(name: str, setting: Setting) -> Strategy:
+    look = partial(strategies.stable, posterior=setting.posterior, draws=4, **setting.pools)
+    scale, keep = setting.posterior.scale, setting.pools["keep"]
     chosen = {
-        "uniform": strategies.uniform(),
-        "full": strategies.uniform(),
-        "crest": strategies.crest(**setting.pools),
-        "stable": strategies.stable(posterior=setting.posterior, draws=4, **setting.pools),
-        "doubting": strategies.stable(posterior=setting.posterior, draws=4, doubt=2, **setting.pools),
-    }[name]
+        "uniform": strategies.uniform,
+        "full": strategies.uniform,
+        "crest": lambda: strategies.crest(**setting.pools),
+        "no noise": lambda: strategies.crest(**setting.pools),
+        "stable": look,
+        "each once": look,  # the sampler leaves the weights out
+        "scale 0.01": lambda: look(posterior=SphericalGaussian(0.01, "norm", redraw=1)),
+        "all norm layers drawn afresh": lambda: look(posterior=SphericalGaussian(scale, "norm")),
+        "a look an epoch": lambda: look(reuse=1),
+        "pools of twice keep": lambda: look(pool_size=2 * keep),
+        "random examples, stable's weights": lambda: partial(elsewhere, strategy=look()),
+        "doubting": lambda: look(doubt=2),
+        "doubting, no noise": lambda: strategies.crest(doubt=2, **setting.pools),
+    }[name]()
+    return strategies.warm_up(chosen, selections=setting.warm_up)
 
-    def strategy(view: View, size: int, generator: torch.Generator) -> Coreset:
-        epoch = int(view.memory.get("epoch", torch.zeros(())))
-        view.memory["epoch"] = torch.tensor(epoch + 1)
-        return (chosen if epoch >= setting.warm_up else strategies.uniform())(view, size, generator)
 
-    return DistributedCoresetSampler(
-        train_set, model, fraction=1.0 if name == "full" else FRACTION, strategy=strategy, seed=seed,
-        selection_set=plain, labels=train_set.labels, collate_fn=as_it_is, batch_size=500,
-    )  # fmt: skip
+def elsewhere(view: View, size: int, generator: torch.Generator, *, strategy: Strategy) -> Coreset:
+    """The weights of a selection on random examples: what it costs to draw some more than once, by itself."""
+    weights = strategy(view, size, generator).weights
+    return Coreset(torch.randperm(len(view.labels), generator=generator)[:size], weights)
 
 
 def as_it_is(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return batch
 
 
-def train(data: dict, job: dict, device: torch.device, checkpoint: Path, save_every: float) -> dict[str, float]:
-    """One run: accuracy, wall seconds without the final test, selection's share of them, share of clean labels seen."""
-    setting, seed, (lr, batch_size, passes) = SETTINGS[job["setting"]], job["seed"], job["trial"]
+@cache
+def everything(data: str) -> dict[str, tuple[Tensor, Tensor]]:
+    return {split: load(data, split) for split in ("train", "test")}
+
+
+def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
+    """One run: accuracy, seconds without the final test, selection's share of them, share of clean labels seen."""
+    torch.set_num_threads(args.threads)
+    setting, seed, data, device = SETTINGS[job["setting"]], job["seed"], everything(args.data), args.device
     rank, world = (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
     pixels, labels = data["train"]
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 + seed))
@@ -215,24 +208,28 @@ def train(data: dict, job: dict, device: torch.device, checkpoint: Path, save_ev
     chosen = order[: min(setting.n or len(order), len(order) - len(set_aside))]
     held_out = (pixels[set_aside], labels[set_aside]) if job["on"] == "validation" else data["test"]
     pixels, labels = pixels[chosen], labels[chosen]
-    noisy = with_wrong_labels(labels, job["noise"], torch.Generator().manual_seed(seed))
+    noisy = with_wrong_labels(labels, job["noise"], seed=seed)
     train_set = Images(pixels, noisy, shift=setting.shift)
     torch.manual_seed(seed)
     model = setting.network().to(device, memory_format=torch.channels_last)
     parallel = nn.parallel.DistributedDataParallel(model) if world > 1 else model
-    sampler = sampler_of(job["strategy"], setting, train_set, Images(pixels, noisy), model, seed)
-    loader = DataLoader(train_set, batch_size // world, sampler=sampler, drop_last=True, collate_fn=as_it_is)
-    epochs = max(1, round(passes * len(noisy) / sampler.size))
+    sampler = DistributedCoresetSampler(
+        train_set, model, fraction=1.0 if job["strategy"] == "full" else FRACTION, seed=seed, batch_size=500,
+        strategy=strategy_of(job["strategy"], setting), weights="none" if job["strategy"] == "each once" else "draw",
+        selection_set=Images(pixels, noisy),  # where they are not mirrored or moved
+        labels=noisy, collate_fn=as_it_is,
+    )  # fmt: skip
+    loader = DataLoader(train_set, job["batch_size"] // world, sampler=sampler, drop_last=True, collate_fn=as_it_is)
+    epochs = max(1, round(job["passes"] * len(noisy) / sampler.size))
     steps = epochs * len(loader)
     if not steps:
-        raise SystemExit(f"--batch-size {batch_size} is larger than an epoch of {sampler.size} examples")
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=lr, momentum=0.9, nesterov=True, weight_decay=setting.weight_decay
-    )
+        raise SystemExit(f"--batch-size {job['batch_size']} is larger than an epoch of {sampler.size} examples")
+    optimizer = torch.optim.SGD(model.parameters(), job["lr"], 0.9, nesterov=True, weight_decay=setting.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: setting.decay((step + 1) / steps))
     scaler = torch.amp.GradScaler(enabled=device.type == "cuda")
     parts = dict(model=model, optimizer=optimizer, schedule=schedule, scaler=scaler, sampler=sampler)
-    first, clean, spent = 0, 0.0, {"wall": 0.0, "cpu": 0.0}
+    checkpoint = args.results.parent / ("cifar10-" + "-".join(str(value) for value in job.values()) + ".pt")
+    first, clean, spent = 0, 0.0, dict.fromkeys(CLOCKS, 0.0)
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True, map_location="cpu")
         first, clean, spent = saved["epoch"], saved["clean"], saved["spent"]
@@ -257,22 +254,17 @@ def train(data: dict, job: dict, device: torch.device, checkpoint: Path, save_ev
             scaler.update()
             schedule.step()
         spent = {kind: clock() - began[kind] for kind, clock in CLOCKS.items()}
-        if rank == 0 and time.perf_counter() - last_saved >= save_every and epoch + 1 < epochs:
+        if rank == 0 and time.perf_counter() - last_saved >= args.save_every and epoch + 1 < epochs:
             state = {name: part.state_dict() for name, part in parts.items()}
             state |= dict(epoch=epoch + 1, spent=spent, clean=clean)
             torch.save(state, checkpoint.with_suffix(".new"))
             os.replace(checkpoint.with_suffix(".new"), checkpoint)
             last_saved = time.perf_counter()
-        if rank == 0:
-            print(
-                f"\repoch {epoch + 1}/{epochs}, loss {float(loss.detach()):.2f}   ", end="", file=sys.stderr, flush=True
-            )
-    return {
-        "accuracy": accuracy(model, Images(*held_out), device),
-        **spent,
-        "share": sampler.stats["seconds"] / spent["wall"],
-        "clean": clean,
-    }
+            print(f"epoch {epoch + 1}/{epochs}, loss {float(loss.detach()):.2f}", file=sys.stderr, flush=True)
+    if rank == 0:
+        checkpoint.unlink(missing_ok=True)
+    share = sampler.stats["seconds"] / spent["wall"]
+    return {"accuracy": accuracy(model, Images(*held_out), device), **spent, "share": share, "clean": clean}
 
 
 @torch.no_grad()
@@ -285,153 +277,74 @@ def accuracy(model: nn.Module, images: Images, device: torch.device) -> float:
     return right / len(images)
 
 
-KEYS = ("setting", "on", "noise", "strategy", "trial", "seed")
-
-
-def run_all(jobs: list[dict], args: argparse.Namespace) -> list[dict]:
-    """All jobs, those in the log already taken from there; each new result is written down at once."""
-    key = lambda row: json.dumps({k: row[k] for k in KEYS})  # noqa: E731
-    rows = [json.loads(line) for line in args.log.read_text().splitlines()] if args.log.exists() else []
-    done = {key(row): row for row in rows}
-    todo = list({key(job): job for job in jobs if key(job) not in done}.values())
-    data = {split: load(args.data, split) for split in ("train", "test")} if todo else {}
-    first = not distributed.is_initialized() or distributed.get_rank() == 0
-    began = time.perf_counter()
-    for count, job in enumerate(todo, 1):
-        name = "-".join(str(job[k]) for k in KEYS if k != "trial") + "-" + "-".join(f"{v:g}" for v in job["trial"])
-        checkpoint = args.log.parent / f"cifar10-{name}.pt"
-        row = {**job, **train(data, job, args.device, checkpoint, args.save_every)}
-        done[key(row)] = row
-        if first:
-            with args.log.open("a") as out:
-                print(json.dumps(row), file=out)
-            checkpoint.unlink(missing_ok=True)
-            left = (time.perf_counter() - began) / count * (len(todo) - count) / 60
-            print(f"\r{count}/{len(todo)} runs, {left:.0f} min left; {name}: {row['accuracy']:.4f}", file=sys.stderr)
-    return [done[key(job)] for job in jobs]
-
-
 def jobs_of(args: argparse.Namespace) -> list[dict]:
-    setting = SETTINGS[args.setting]
-    noises = setting.noises if args.noise is None else args.noise
-    names = args.strategy or STRATEGIES
-
-    def trial(noise: float, name: str, passes: float | None = None) -> tuple[float, int, float]:
-        lr, batch = setting.tuned.get((noise, name), setting.trials[0])
-        passes = passes or args.passes or (setting.full_passes if name == "full" else setting.passes)
-        return args.lr or lr, args.batch_size or batch, float(passes)
-
-    if args.command == "tune":
-        cells = [(o, n, (*trial, setting.tune_passes), 100) for trial in setting.trials for o in noises for n in names]
-    elif args.command == "table":
-        cells = [(o, n, trial(o, n), seed) for seed in range(args.seeds) for o in noises for n in names]
+    setting, seeds = SETTINGS[args.setting], range(args.seeds)
+    noises, names, lengths = args.noise or setting.noises, args.strategy or STRATEGIES, [args.passes or setting.passes]
+    if args.command == "run":
+        noises, names, seeds = args.noise or [0.0], args.strategy or ["stable"], [args.seed]
+    elif args.command == "tune":
+        seeds = [100]
     elif args.command == "time":
-        noises, names = args.noise or [0.0], args.strategy or ("full", "uniform", "stable")
-        trials = [(o, n, trial(o, n, passes)) for o in noises for n in names for passes in setting.lengths]
-        cells = [(*cell, seed) for seed in range(args.seeds) for cell in trials]
-    else:
-        noises, names = args.noise or [0.0], args.strategy or ["stable"]
-        cells = [(o, n, trial(o, n), args.seed) for o in noises for n in names]
-    on = "validation" if args.command == "tune" or args.validation else "test"
+        lengths = setting.lengths
+    elif args.command == "ablation":
+        names, seeds = args.strategy or ABLATION, range(200, 200 + args.seeds)
+
+    def trials(noise: float, name: str) -> tuple[Trial, ...]:
+        lr, batch_size = setting.tuned.get((noise, name.split(",")[0]), setting.trials[0])
+        return setting.trials if args.command == "tune" else ((args.lr or lr, args.batch_size or batch_size),)
+
+    on = "validation" if args.command in ("tune", "ablation") or args.validation else "test"
     return [
-        dict(setting=args.setting, on=on, noise=noise, strategy=name, trial=list(trial), seed=seed)
-        for noise, name, trial, seed in cells
-    ]
-
-
-def spread(values: list[float]) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.3f} ± {deviation:.3f}"
+        dict(setting=args.setting, on=on, noise=o, strategy=name, lr=lr, batch_size=size, passes=float(p), seed=seed)
+        for seed in seeds for o in noises for p in lengths for name in names for lr, size in trials(o, name)
+    ]  # fmt: skip
 
 
 def report(rows: list[dict], args: argparse.Namespace) -> None:
-    cells: dict[tuple, list[dict]] = {}
-    for row in rows:
-        cells.setdefault((row["noise"], row["strategy"]), []).append(row)
-    if args.command == "run":
-        for row in rows:
-            print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
-    elif args.command == "tune":
-        for cell, found in cells.items():
-            best = max(found, key=lambda row: row["accuracy"])
-            print(f"    {cell}: {tuple(best['trial'][:2])},  # validation {best['accuracy']:.4f}")
-    elif args.command == "table":
-        print(
-            "| noise | strategy | lr, batch, passes | accuracy | seconds | selection | clean labels |\n"
-            + "|---" * 7
-            + "|"
-        )
-        for (noise, name), found in cells.items():
-            trial = ", ".join(f"{value:g}" for value in found[0]["trial"])
-            mean = {key: statistics.mean(row[key] for row in found) for key in (args.clock, "share", "clean")}
-            score = spread([row["accuracy"] for row in found])
-            costs = f"{mean[args.clock]:.0f} | {mean['share']:.0%} | {mean['clean']:.2f}"
-            print(f"| {noise} | {name} | {trial} | {score} | {costs} |")
-        print(f"\nn = {len(found)} seeds, mean ± standard deviation")
-    else:
-        for noise in dict.fromkeys(row["noise"] for row in rows):
-            report_time({name: found for (n, name), found in cells.items() if n == noise}, noise, args)
-
-
-def report_time(found: dict[str, list[dict]], noise: float, args: argparse.Namespace) -> None:
-    """Each point is a whole run with its learning rate gone down to zero: what can be had in that time."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for name, rows in found.items():
-        curves[name] = []
-        for passes in sorted({row["trial"][2] for row in rows}):
-            some = [row for row in rows if row["trial"][2] == passes]
-            seconds, scores = statistics.mean(row[args.clock] for row in some), [row["accuracy"] for row in some]
-            curves[name].append((seconds, statistics.mean(scores)))
-            print(f"noise {noise}, {name}, {passes:g} passes: {seconds:.0f} s, {spread(scores)}")
-    if "full" in curves:
+    print(
+        "| noise | strategy | lr, batch, passes | accuracy | seconds | selection | clean labels |\n" + "|---" * 7 + "|"
+    )
+    for cell, found in grouped(rows, "noise", "strategy", "lr", "batch_size", "passes").items():
+        costs = f"{mean_of(found, args.clock):.0f} | {mean_of(found, 'share'):.0%} | {mean_of(found, 'clean'):.2f}"
+        trial = ", ".join(f"{value:g}" for value in cell[2:])
+        print(f"| {cell[0]} | {cell[1]} | {trial} | {spread([row['accuracy'] for row in found])} | {costs} |")
+    print(f"\n{rows[0]['on']} images, n = {len(found)} seeds, mean ± standard deviation; {args.clock} seconds")
+    for (noise,), some in grouped(rows, "noise").items() if args.command == "time" else ():
         picture = args.picture.with_stem(f"{args.picture.stem}-{noise:g}")
-        print(*time_to_accuracy(curves, picture, title=f"CIFAR-10, {noise:.0%} of the labels wrong"), sep="\n")
-        print(f"n = {args.seeds} seeds, {args.clock} seconds; picture: {picture}")
+        title = f"CIFAR-10, {noise:.0%} of the labels wrong"
+        print(*time_to_accuracy(curves(some, args.clock), picture, title=title), f"picture: {picture}", sep="\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["run", "tune", "table", "time"])
-    parser.add_argument("--data", required=True, help="folder or hub id of CIFAR-10 for datasets.load_dataset")
-    parser.add_argument("--setting", choices=SETTINGS, default="paper", help="default: %(default)s")
-    parser.add_argument("--strategy", choices=STRATEGIES, nargs="+", help="default: stable for run, all for the others")
-    parser.add_argument(
-        "--noise", type=float, nargs="+", help="shares of wrong labels (default: the setting's; 0 for run)"
-    )
-    parser.add_argument("--lr", type=float, help="default: as tuned, or as the setting says")
-    parser.add_argument("--batch-size", type=int, help="of all processes together; default: as tuned")
-    parser.add_argument(
-        "--passes", type=float, help="over the training examples; 10 epochs of a tenth are one. As tuned"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="for run")
-    parser.add_argument("--seeds", type=int, default=3, help="for table and time (default: %(default)s)")
-    parser.add_argument(
-        "--validation", action="store_true", help="score on 5,000 training images set aside, not on test"
-    )
-    parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="of table and time; cpu where others use the machine"
-    )
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU (default: %(default)s)")
-    parser.add_argument(
-        "--save-every", type=float, default=60, help="seconds between checkpoints (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--results", dest="log", type=Path, default=Path("runs/cifar10.jsonl"), help="results (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--picture", type=Path, default=Path("runs/cifar10_time.png"), help="of time (default: %(default)s)"
-    )
+    add = parser.add_argument
+    add("command", choices=["run", "tune", "table", "time", "ablation"])
+    add("--data", required=True, help="folder or hub id of CIFAR-10 for datasets.load_dataset")
+    add("--setting", choices=SETTINGS, default="paper", help="default: %(default)s")
+    names = dict.fromkeys((*STRATEGIES, *ABLATION))
+    add("--strategy", choices=names, nargs="+", help="default: stable for run, all for the others")
+    add("--noise", type=float, nargs="+", help="shares of wrong labels (default: the setting's; 0 for run)")
+    add("--lr", type=float, help="default: as tuned, or the setting's first trial")
+    add("--batch-size", type=int, help="of all processes together; default: as tuned")
+    add("--passes", type=float, help="over the images; ten epochs of a tenth are one (default: the setting's)")
+    add("--seed", type=int, default=0, help="for run (default: %(default)s)")
+    add("--seeds", type=int, default=3, help="for table, time and ablation (default: %(default)s)")
+    add("--validation", action="store_true", help="score on 5,000 training images set aside, not on test")
+    add("--clock", choices=CLOCKS, default="wall", help="to report; cpu where others use the machine")
+    add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
+    add("--threads", type=int, default=1, help="of the CPU, for a run (default: %(default)s)")
+    add("--save-every", type=float, default=60, help="seconds between checkpoints (default: %(default)s)")
+    add("--results", type=Path, default=Path("runs/cifar10.jsonl"), help="default: %(default)s")
+    add("--picture", type=Path, default=Path("runs/cifar10_time.png"), help="of time (default: %(default)s)")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
     args.device = torch.device("cpu")
     if torch.cuda.is_available():
         args.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(args.device)
     if "RANK" in os.environ:  # started by torchrun
         distributed.init_process_group("nccl" if args.device.type == "cuda" else "gloo")
-    args.log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        rows = run_all(jobs_of(args), args)
+        rows = run_all(jobs_of(args), partial(train, args=args), args.results, workers=args.jobs)
         if int(os.environ.get("RANK", 0)) == 0:
             report(rows, args)
     finally:

@@ -7,5 +7,6 @@ from .herding import herding
 from .k_center import k_center
 from .stable import stable
 from .uniform import uniform
+from .warm_up import warm_up
 
-__all__ = ["craig", "crest", "forgetting", "herding", "k_center", "stable", "uniform"]
+__all__ = ["craig", "crest", "forgetting", "herding", "k_center", "stable", "uniform", "warm_up"]
