@@ -1,27 +1,26 @@
 """ImageNet, or any folder of images, and any timm model: a tenth of the data an epoch, chosen by stable sampling.
 
     torchrun --nproc-per-node 8 recipes/imagenet.py --data ILSVRC/imagenet-1k --model resnet50 --epochs 300 --batch-size 1024
-    python recipes/imagenet.py --data DIR --model resnet18 --img-size 64 --strategy stable --noise 0.3
+    python recipes/imagenet.py --data DIR --model resnet18 --img-size 64 --strategy uniform stable --noise 0 0.3 --seeds 3
 
 --data is a folder with train/ and val/ (one folder a class in each), or a folder or hub id that `datasets.load_dataset`
 opens. Images are augmented as timm does it and looked at for selection without augmentation, as at test time. An
 epoch is a tenth of the data (--fraction). The accuracy is that of the exponential moving average of the weights.
-Everything is in --output/last.pt after each epoch: a run that is killed goes on with exactly the batches that were to come
-when it is started again with the same line, and one that is done only says its result.
+Several strategies, shares of wrong labels or seeds are run one after the other and make a table; each result is a line of
+--output/results.jsonl. Weights and all else are in a file there after each epoch: a run that is killed goes on with exactly
+the batches that were to come when it is started again with the same line, and what is done is not done again.
 
-Measured: nothing but that it runs, resumes to the same bits, and reads a folder, a Hugging Face data set and a file of
-weights. Tiny-ImageNet, uniform against stable, has still to be measured, by the line in recipes/README.md.
+Measured: @@
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +29,13 @@ import torch
 from timm.data import create_transform, resolve_model_data_config
 from timm.utils import ModelEmaV3
 from torch import Tensor, distributed, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, strategies
+from coreset_sampler.experiments import CLOCKS, grouped, mean_of, run_all, spread, with_wrong_labels
 
 MOMENTUM, WEIGHT_DECAY, LABEL_SMOOTHING, WARM_UP = 0.9, 5e-5, 0.1, 0.1  # warm-up: share of the steps
+STRATEGIES = ("uniform", "crest", "stable", "doubting", "full")
 DRAWS, SCALE = 2, 0.1  # the paper's two draws for ImageNet; noise in the norm layers, the last of them drawn afresh
 
 
@@ -74,28 +75,23 @@ def rows_and_labels(data: str, names: tuple[str, ...]):
     return rows.rename_column(column, "image") if column != "image" else rows, torch.tensor(rows["label"][:])
 
 
-def with_wrong_labels(labels: Tensor, noise: float, classes: int, seed: int) -> Tensor:
-    """Symmetric noise: `floor(noise * n)` labels replaced, uniformly among the other classes."""
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(labels), generator=generator)[: int(noise * len(labels))]
-    offsets = torch.randint(1, classes, (len(chosen),), generator=generator)
-    return labels.scatter(0, chosen, (labels[chosen] + offsets) % classes)
-
-
 def model_of(args: argparse.Namespace, classes: int) -> nn.Module:
     """From scratch, from timm's hub, or from a file of weights, whose head is left out where the classes differ."""
     file = {"pretrained_cfg_overlay": dict(file=str(args.weights))} if args.weights else {}
     return timm.create_model(args.model, pretrained=args.pretrained or bool(args.weights), num_classes=classes, **file)
 
 
-def strategy_of(args: argparse.Namespace):
+def strategy_of(name: str, args: argparse.Namespace):
     pools = dict(pool_size=args.pool_size, keep=args.keep, balance="proportional", reuse=args.reuse)
-    return {
+    stable = partial(strategies.stable, posterior=SphericalGaussian(SCALE, "norm", redraw=1), draws=DRAWS, **pools)
+    chosen = {
         "uniform": strategies.uniform,
         "full": strategies.uniform,
-        "crest": lambda: strategies.crest(**pools),
-        "stable": lambda: strategies.stable(posterior=SphericalGaussian(SCALE, "norm", redraw=1), draws=DRAWS, **pools),
-    }[args.strategy]()
+        "crest": partial(strategies.crest, **pools),
+        "stable": stable,
+        "doubting": partial(stable, doubt=2),
+    }[name]()
+    return strategies.warm_up(chosen, selections=args.warm_up)
 
 
 def seed_everything(*numbers: int) -> None:
@@ -121,13 +117,19 @@ def accuracy(model: nn.Module, data: Images, args: argparse.Namespace) -> float:
     return float(right) / len(data)
 
 
-def train(args: argparse.Namespace) -> dict:
-    """The whole run: accuracy, seconds without tests, selection's share of them."""
-    train_rows, clean = rows_and_labels(args.data, ("train",))
-    test_rows, test_labels = rows_and_labels(args.data, ("val", "validation", "valid", "test"))
+def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
+    """The whole run: accuracy, seconds without tests, selection's share of them, share of clean labels at the end."""
+    rows, clean = rows_and_labels(args.data, ("train",))
     classes = int(clean.max()) + 1
-    labels = with_wrong_labels(clean, args.noise, classes, args.seed)
-    seed_everything(args.seed)
+    order = torch.randperm(len(clean), generator=torch.Generator().manual_seed(job["seed"]))
+    chosen, held_out = order[len(order) // 10 :].sort().values, order[: len(order) // 10].sort().values
+    if args.validation:
+        test_rows, test_labels = Subset(rows, held_out.tolist()), clean[held_out]
+        rows, clean = Subset(rows, chosen.tolist()), clean[chosen]
+    else:
+        test_rows, test_labels = rows_and_labels(args.data, ("val", "validation", "valid", "test"))
+    labels = with_wrong_labels(clean, job["noise"], seed=job["seed"], classes=classes)
+    seed_everything(job["seed"])
     model = model_of(args, classes).to(args.device, memory_format=torch.channels_last)
     config = resolve_model_data_config(model)
     size = (3, args.img_size, args.img_size) if args.img_size else config["input_size"]
@@ -136,18 +138,19 @@ def train(args: argparse.Namespace) -> dict:
         **shared, is_training=True, auto_augment=args.auto_augment, scale=(args.min_scale, 1.0)
     )
     plain = create_transform(**shared, crop_pct=1.0 if args.img_size else config["crop_pct"])
-    train_set, test_set = Images(train_rows, labels, augmented), Images(test_rows, test_labels, plain)
+    train_set, test_set = Images(rows, labels, augmented), Images(test_rows, test_labels, plain)
     parallel = nn.parallel.DistributedDataParallel(model) if args.world > 1 else model
     sampler = DistributedCoresetSampler(
-        train_set, model, fraction=1.0 if args.strategy == "full" else args.fraction, strategy=strategy_of(args),
-        selection_set=Images(train_rows, labels, plain), labels=labels, batch_size=args.eval_batch_size,
-        num_workers=args.workers, seed=args.seed, progress=not args.quiet,
+        train_set, model, fraction=1.0 if job["strategy"] == "full" else args.fraction, seed=job["seed"],
+        strategy=strategy_of(job["strategy"], args), selection_set=Images(rows, labels, plain), labels=labels,
+        batch_size=args.eval_batch_size, num_workers=args.workers, progress=not args.quiet,
     )  # fmt: skip
     loader = DataLoader(
         train_set, args.batch_size // args.world, sampler=sampler, num_workers=args.workers, drop_last=True,
         pin_memory=args.device.type == "cuda",
     )  # fmt: skip
-    steps = args.epochs * len(loader)
+    epochs = max(1, round(args.epochs * args.fraction)) if job["strategy"] == "full" else args.epochs
+    steps = epochs * len(loader)
     if not steps:
         raise SystemExit(f"--batch-size {args.batch_size} is larger than an epoch of {len(sampler)} examples")
     optimizer = torch.optim.SGD(model.parameters(), args.lr, MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True)
@@ -157,17 +160,18 @@ def train(args: argparse.Namespace) -> dict:
     scaler = torch.amp.GradScaler(enabled=args.amp)
     average = ModelEmaV3(model, decay=args.ema, use_warmup=True)
     parts = dict(model=model, average=average, optimizer=optimizer, schedule=schedule, scaler=scaler, sampler=sampler)
-    first, step, spent, last = 0, 0, 0.0, args.output / "last.pt"
-    if last.exists():
-        saved = torch.load(last, map_location="cpu", weights_only=True)
-        if saved["settings"] != settings_of(args):
-            raise SystemExit(f"{last} is of another run: {saved['settings']}. Pass another --output, or remove it.")
-        first, step, spent = saved["epoch"], saved["step"], saved["seconds"]
+    first, step, spent = 0, 0, dict.fromkeys(CLOCKS, 0.0)
+    file = args.output / f"{job['strategy']}-noise{job['noise']:g}-seed{job['seed']}.pt"
+    if file.exists():
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        if saved["job"] != job:
+            raise SystemExit(f"{file} is of another run: {saved['job']}. Pass another --output, or remove it.")
+        first, step, spent = saved["epoch"], saved["step"], saved["spent"]
         for name, part in parts.items():
             part.load_state_dict(saved[name])
-    for epoch in range(first, args.epochs):
-        began = time.perf_counter()
-        seed_everything(args.seed, epoch, args.rank)
+    began = {kind: clock() - spent[kind] for kind, clock in CLOCKS.items()}
+    for epoch in range(first, epochs):
+        seed_everything(job["seed"], epoch, args.rank)
         sampler.set_epoch(epoch)
         parallel.train()
         with torch.autocast(args.device.type, enabled=args.amp):
@@ -184,31 +188,40 @@ def train(args: argparse.Namespace) -> dict:
             schedule.step()
             step += 1
             average.update(model, step=step)
-        spent += time.perf_counter() - began
+        spent = {kind: clock() - began[kind] for kind, clock in CLOCKS.items()}
         if args.rank == 0:
             if not args.quiet:
-                print(
-                    f"epoch {epoch + 1}/{args.epochs}: loss {float(loss):.3f}, {spent:.0f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                said = f"epoch {epoch + 1}/{epochs}: loss {float(loss):.3f}, {spent['wall']:.0f} s"
+                print(said, file=sys.stderr, flush=True)
             state = {name: part.state_dict() for name, part in parts.items()}
-            state |= dict(epoch=epoch + 1, step=step, seconds=spent, settings=settings_of(args))
-            torch.save(state, last.with_suffix(".new"))
-            os.replace(last.with_suffix(".new"), last)
-    stats, coreset = sampler.stats, sampler.coreset
+            state |= dict(epoch=epoch + 1, step=step, spent=spent, job=job)
+            torch.save(state, file.with_suffix(".new"))
+            os.replace(file.with_suffix(".new"), file)
+    coreset = sampler.coreset
     return {
         "accuracy": accuracy(average.module, test_set, args),
-        "seconds": spent,
-        "selection": stats["seconds"] / spent if spent else 0.0,
+        **spent,
+        "share": sampler.stats["seconds"] / spent["wall"],
         "clean": float((coreset.weights * (labels == clean)[coreset.indices]).sum() / coreset.weights.sum()),
     }
 
 
-def settings_of(args: argparse.Namespace) -> dict:
-    """What makes a run the same run."""
-    names = ("data", "model", "strategy", "noise", "fraction", "epochs", "batch_size", "lr", "img_size", "seed")
-    return {name: getattr(args, name) for name in names}
+def jobs_of(args: argparse.Namespace) -> list[dict]:
+    """Strategy, noise, seed, and what else makes a run the same run."""
+    names = ("data", "model", "fraction", "epochs", "batch_size", "lr", "img_size", "validation")
+    shared = {name: getattr(args, name) for name in names}
+    return [
+        dict(strategy=strategy, noise=noise, seed=args.seed + k, **shared)
+        for k in range(args.seeds) for noise in args.noise for strategy in args.strategy
+    ]  # fmt: skip
+
+
+def report(rows: list[dict], args: argparse.Namespace) -> None:
+    print("| noise | strategy | accuracy | seconds | selection | clean labels |\n" + "|---" * 6 + "|")
+    for (noise, name), found in grouped(rows, "noise", "strategy").items():
+        costs = f"{mean_of(found, args.clock):.0f} | {mean_of(found, 'share'):.0%} | {mean_of(found, 'clean'):.2f}"
+        print(f"| {noise:g} | {name} | {spread([row['accuracy'] for row in found])} | {costs} |")
+    print(f"\nn = {len(found)} seeds, mean ± standard deviation; {args.clock} seconds")
 
 
 def main() -> None:
@@ -218,15 +231,10 @@ def main() -> None:
     add("--model", default="resnet50", help="of timm.list_models() (default: %(default)s)")
     add("--pretrained", action="store_true", help="start from timm's weights")
     add("--weights", type=Path, help="start from this file of timm's weights (.safetensors)")
-    add("--strategy", choices=["uniform", "crest", "stable", "full"], default="stable", help="default: %(default)s")
+    add("--strategy", choices=STRATEGIES, nargs="+", default=["stable"], help="one or more (default: stable)")
     add("--fraction", type=float, default=0.1, help="of the data an epoch (default: %(default)s)")
-    add(
-        "--noise",
-        type=float,
-        default=0.0,
-        help="share of training labels replaced by wrong ones (default: %(default)s)",
-    )
-    add("--epochs", type=int, default=300, help="of that fraction (default: %(default)s)")
+    add("--noise", type=float, nargs="+", default=[0.0], help="shares of labels replaced by wrong ones (default: 0)")
+    add("--epochs", type=int, default=300, help="of that fraction; full sees as many examples (default: %(default)s)")
     add("--batch-size", type=int, default=256, help="of all processes together (default: %(default)s)")
     add("--lr", type=float, default=0.1, help="for that batch size (default: %(default)s)")
     add("--img-size", type=int, help="side of an image; default: the model's")
@@ -236,11 +244,15 @@ def main() -> None:
     add("--pool-size", type=int, default=500, help="candidates of a pool (default: %(default)s)")
     add("--keep", type=int, default=128, help="of which so many stay (default: %(default)s)")
     add("--reuse", type=int, default=5, help="selections that one look at the candidates serves (default: %(default)s)")
+    add("--warm-up", type=int, default=5, help="epochs of uniform sampling to begin with (default: %(default)s)")
+    add("--validation", action="store_true", help="score on a tenth of the training images, set aside, not on test")
     add("--eval-batch-size", type=int, default=256, help="for test and selection (default: %(default)s)")
     add("--workers", type=int, default=4, help="that load images (default: %(default)s)")
     add("--threads", type=int, help="of the CPU")
-    add("--seed", type=int, default=0, help="default: %(default)s")
-    add("--output", type=Path, default=Path("runs/imagenet"), help="checkpoint and result (default: %(default)s)")
+    add("--seed", type=int, default=0, help="the first one (default: %(default)s)")
+    add("--seeds", type=int, default=1, help="how many (default: %(default)s)")
+    add("--clock", choices=CLOCKS, default="wall", help="to report; cpu where others use the machine")
+    add("--output", type=Path, default=Path("runs/imagenet"), help="checkpoints and results (default: %(default)s)")
     add("--quiet", action="store_true", help="no progress")
     args = parser.parse_args()
     if args.threads:
@@ -254,10 +266,9 @@ def main() -> None:
         distributed.init_process_group("nccl" if args.device.type == "cuda" else "gloo")
         args.rank, args.world = distributed.get_rank(), distributed.get_world_size()
     try:
-        result = {**settings_of(args), **train(args)}
+        rows = run_all(jobs_of(args), partial(train, args=args), args.output / "results.jsonl")
         if args.rank == 0:
-            (args.output / "result.json").write_text(json.dumps(result) + "\n")
-            print(json.dumps(result))
+            report(rows, args)
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()

@@ -61,10 +61,10 @@ def digits_folder(tmp_path_factory):
 @pytest.fixture
 def cifar10(monkeypatch):
     module = recipe("cifar10")
-    small = {"trials": ((0.05, 10), (0.1, 10)), "lengths": (0.2, 0.4), "tune_passes": 0.2, "noises": (0.0, 0.3)}
+    small = {"trials": ((0.05, 10), (0.1, 10)), "lengths": (0.2, 0.6), "noises": (0.0, 0.3)}
     for name, setting in module.SETTINGS.items():
         pools = {"pool_size": 40, "keep": 20, **({"reuse": 2} if name == "cpu" else {})}
-        changes = {**small, "passes": 0.6, "full_passes": 1, "warm_up": 1, "pools": pools}
+        changes = {**small, "passes": 0.6, "warm_up": 1, "pools": pools}
         monkeypatch.setitem(module.SETTINGS, name, dataclasses.replace(setting, **changes))
     return module
 
@@ -79,7 +79,7 @@ def test_cifar10_makes_its_table_and_takes_finished_runs_from_the_log(
     assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|doubting|full) \|.*{NUMBER}", printed)) == 10
     lines = log.read_text().splitlines()
     assert len(lines) == 10
-    monkeypatch.setattr(cifar10, "train", None)  # would fail if it were called
+    monkeypatch.setattr(cifar10, "train", lambda job, args: pytest.fail("run again"))
     run(cifar10, monkeypatch, *table)
     assert capsys.readouterr().out == printed
     assert all((row["clean"] < 0.99) == (row["noise"] > 0) for row in map(json.loads, lines))
@@ -88,7 +88,7 @@ def test_cifar10_makes_its_table_and_takes_finished_runs_from_the_log(
 def test_cifar10_tunes_on_training_images_only(cifar10, digits_folder, tmp_path, monkeypatch, capsys):
     seen = []
     train = cifar10.train
-    monkeypatch.setattr(cifar10, "train", lambda data, job, *rest: seen.append(job) or train(data, job, *rest))
+    monkeypatch.setattr(cifar10, "train", lambda job, args: seen.append(job) or train(job, args))
     monkeypatch.setattr(cifar10, "STRATEGIES", ("uniform", "stable"))
     load = cifar10.load
     monkeypatch.setattr(cifar10, "load", lambda data, split: load(data, split) if split == "train" else None)
@@ -96,7 +96,18 @@ def test_cifar10_tunes_on_training_images_only(cifar10, digits_folder, tmp_path,
     run(cifar10, monkeypatch, "tune", "--data", digits_folder, *options)
     assert {job["on"] for job in seen} == {"validation"}
     assert len(seen) == 4
-    assert "(0.3, 'stable'): (0." in capsys.readouterr().out
+    assert "validation images, n = 1" in capsys.readouterr().out
+
+
+def test_cifar10_changes_one_thing_of_stable_at_a_time(cifar10, digits_folder, tmp_path, monkeypatch, capsys):
+    options = ("--setting", "cpu", "--results", tmp_path / "log.jsonl", "--noise", 0.3, "--seeds", 1)
+    run(cifar10, monkeypatch, "ablation", "--data", digits_folder, *options)
+    rows = {row["strategy"]: row for row in map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())}
+    assert tuple(rows) == cifar10.ABLATION
+    assert {row["on"] for row in rows.values()} == {"validation"}
+    same = {"accuracy", "clean"}
+    changed = [name for name in rows if {k: rows[name][k] for k in same} != {k: rows["stable"][k] for k in same}]
+    assert len(changed) >= len(rows) - 3  # on so few digits two may come to the same choice
 
 
 def test_cifar10_draws_accuracy_against_time(cifar10, digits_folder, tmp_path, monkeypatch, capsys):
@@ -125,7 +136,7 @@ def test_cifar10_killed_in_the_middle_goes_on_to_the_same_weights(
             assert 0 < begun < 6
         run(cifar10, monkeypatch, *options)
         row = json.loads(log.read_text())
-        results.append({key: row[key] for key in ("accuracy", "clean", "trial", "noise")})
+        results.append({key: row[key] for key in ("accuracy", "clean", "lr", "noise")})
         assert not list(log.parent.glob("*.pt"))
     assert results[0] == results[1]
 
@@ -220,17 +231,31 @@ def tiny_bert(tmp_path_factory):
 def test_snli_makes_its_table(sentences, tiny_bert, tmp_path, monkeypatch, capsys):
     pytest.importorskip("accelerate")
     module = recipe("snli")
-    small = dict(n=100, n_test=20, epochs=2, lengths=(1,), batch_size=5, freeze=1, pools=dict(pool_size=12, keep=6))
-    monkeypatch.setitem(module.SETTINGS, "cpu", module.SETTINGS["cpu"] | small)
+    small = dict(n=60, n_held_out=20, passes=0.4, lengths=(0.2, 0.4), batch_size=3, freeze=1, warm_up=1)
+    monkeypatch.setitem(module.SETTINGS, "cpu", module.SETTINGS["cpu"] | small | dict(pools=dict(pool_size=12, keep=6)))
     files = ("--results", tmp_path / "log.jsonl", "--picture", tmp_path / "time.png", "--quiet")
     where = ("--data", sentences, "--model", tiny_bert, "--setting", "cpu", "--seeds", 1, *files)
     run(module, monkeypatch, "table", *where)
     printed = capsys.readouterr().out
-    assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable) \| 2 \| {NUMBER}", printed)) == 6
+    assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|doubting|full) \|.*{NUMBER}", printed)) == 10
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert all((row["clean"] < 1) == (row["noise"] > 0) for row in rows)  # the wrong labels are really there
-    run(module, monkeypatch, "time", *where)
+    run(module, monkeypatch, "time", *where, "--strategy", "full", "uniform", "--noise", 0)
     assert "99 % of what full data reaches" in capsys.readouterr().out
+    run(module, monkeypatch, "tune", *where, "--strategy", "uniform", "--noise", 0.3)
+    assert "validation pairs, n = 1" in capsys.readouterr().out
+
+
+def test_snli_validates_on_pairs_that_it_does_not_train_on(sentences, tiny_bert, monkeypatch):
+    module = recipe("snli")
+    monkeypatch.setitem(module.SETTINGS, "cpu", module.SETTINGS["cpu"] | dict(n=None, n_held_out=20))
+    args = module.argparse.Namespace(data=str(sentences), model=str(tiny_bert))
+    everything = module.pairs(args.data, args.model, "train", 40)
+    train_set, held_out = module.data_of(dict(setting="cpu", on="validation"), args)
+    assert (len(train_set), len(held_out)) == (len(everything) - 20, 20)
+    assert sorted(train_set["input_ids"][:] + held_out["input_ids"][:]) == sorted(everything["input_ids"][:])
+    whole, test_set = module.data_of(dict(setting="cpu", on="test"), args)
+    assert (len(whole), len(test_set)) == (len(everything), 20)
 
 
 def test_snli_freezes_what_it_is_told_to_and_no_more(tiny_bert):
@@ -262,8 +287,11 @@ def imagenet():
 
 TOY = (
     *("--model", "test_resnet", "--img-size", 32, "--fraction", 0.2, "--epochs", 3, "--batch-size", 10, "--lr", 0.05),
-    *("--pool-size", 40, "--keep", 20, "--workers", 0, "--quiet", "--noise", 0.2),
+    *("--pool-size", 40, "--keep", 20, "--workers", 0, "--quiet", "--noise", 0.2, "--warm-up", 1),
 )
+
+
+RUN = "stable-noise0.2-seed0.pt"
 
 
 def test_imagenet_resumed_goes_on_to_the_same_weights(imagenet, image_folder, tmp_path, monkeypatch, capsys):
@@ -279,15 +307,32 @@ def test_imagenet_resumed_goes_on_to_the_same_weights(imagenet, image_folder, tm
         patch.setattr(os, "replace", stop_after)
         with pytest.raises(KeyboardInterrupt):
             run(imagenet, monkeypatch, "--data", image_folder, *TOY, "--output", stopped)
-    assert torch.load(stopped / "last.pt", weights_only=True)["epoch"] == 1
+    assert torch.load(stopped / RUN, weights_only=True)["epoch"] == 1
     run(imagenet, monkeypatch, "--data", image_folder, *TOY, "--output", stopped)
-    one, other = (torch.load(folder / "last.pt", weights_only=True) for folder in (whole, stopped))
+    one, other = (torch.load(folder / RUN, weights_only=True) for folder in (whole, stopped))
     for kind in ("model", "average"):
         assert all(torch.equal(value, other[kind][name]) for name, value in one[kind].items())
-    first, second = (json.loads((folder / "result.json").read_text()) for folder in (whole, stopped))
+    first, second = (json.loads((folder / "results.jsonl").read_text()) for folder in (whole, stopped))
     assert first["accuracy"] == second["accuracy"]
     with pytest.raises(SystemExit, match="another run"):
-        run(imagenet, monkeypatch, "--data", image_folder, *TOY, "--output", stopped, "--strategy", "crest")
+        run(imagenet, monkeypatch, "--data", image_folder, *TOY, "--output", stopped, "--lr", 0.1)
+
+
+def test_imagenet_makes_a_table_of_strategies_on_images_set_aside(
+    imagenet, image_folder, tmp_path, monkeypatch, capsys
+):
+    seen = []
+    accuracy = imagenet.accuracy
+    monkeypatch.setattr(
+        imagenet, "accuracy", lambda model, data, args: seen.append(data) or accuracy(model, data, args)
+    )
+    options = ("--strategy", "full", "crest", "doubting", "--noise", 0.2, "--seeds", 2, "--validation", "--epochs", 5)
+    run(imagenet, monkeypatch, "--data", image_folder, *TOY, *options, "--output", tmp_path)
+    printed = capsys.readouterr().out
+    assert re.findall(rf"\| 0\.2 \| (\w+) \| {NUMBER}", printed) == ["full", "crest", "doubting"]
+    assert "n = 2 seeds" in printed
+    assert [len(data) for data in seen] == [20] * 6
+    assert not list(tmp_path.glob("*.new"))
 
 
 def test_imagenet_reads_hugging_face_data_and_weights_from_a_file(
@@ -302,7 +347,7 @@ def test_imagenet_reads_hugging_face_data_and_weights_from_a_file(
     options = ("--data", digits_folder, *TOY, "--epochs", 1, "--weights", tmp_path / "weights.safetensors")
     for strategy in ("uniform", "full"):
         run(imagenet, monkeypatch, *options, "--strategy", strategy, "--output", tmp_path / strategy)
-        assert 0 <= json.loads(capsys.readouterr().out)["accuracy"] <= 1
+        assert re.search(rf"\| 0\.2 \| {strategy} \| {NUMBER}", capsys.readouterr().out)
     model = imagenet.model_of(imagenet.argparse.Namespace(weights=tmp_path / "weights.safetensors", pretrained=False,
                                                           model="test_resnet"), 10)  # fmt: skip
     assert torch.equal(model.conv1[0].weight, source.conv1[0].weight)

@@ -11,7 +11,8 @@ from coreset_sampler.strategies.pools import draw_pools, quotas
 from coreset_sampler.testing import check_strategy
 
 EVERY = {
-    **{name: getattr(strategies, name)() for name in strategies.__all__},
+    **{name: getattr(strategies, name)() for name in strategies.__all__ if name != "warm_up"},
+    "stable after a warm-up": strategies.warm_up(strategies.stable(), selections=1),
     "stable over the pool": strategies.stable(per_class=False),
     "stable by root mean square": strategies.stable(root_mean_square=True),
     "stable, doubting": strategies.stable(doubt=2, pool_size=20, keep=5),
@@ -61,6 +62,39 @@ def test_a_plain_function_is_a_strategy():
         return Coreset(picks, torch.full((size,), len(view.labels) / size))
 
     check_strategy(least_sure)
+
+
+def test_a_warm_up_is_uniform_at_first_and_then_what_it_was_given():
+    warmed = CoresetSampler(
+        digits(), trained_net(), size=100, strategy=strategies.warm_up(strategies.crest(), selections=2)
+    )
+    plain = {name: CoresetSampler(digits(), trained_net(), size=100, strategy=getattr(strategies, name)())
+             for name in ("uniform", "crest")}  # fmt: skip
+    for epoch, name in enumerate(("uniform", "uniform", "crest", "crest")):
+        for sampler in (warmed, plain[name]):
+            sampler.set_epoch(epoch)
+        assert torch.equal(warmed.select().indices, plain[name].select().indices)
+        assert warmed.stats["forward_examples"] == (0 if epoch < 2 else plain["crest"].stats["forward_examples"])
+
+
+def test_a_warm_up_that_was_saved_does_not_begin_again():
+    first, second = (
+        CoresetSampler(digits(), trained_net(), size=50, strategy=strategies.warm_up(strategies.crest(), selections=1))
+        for _ in range(2)
+    )
+    first.select()
+    second.load_state_dict(first.state_dict())
+    second.set_epoch(1)
+    second.select()
+    assert second.stats["forward_examples"] > 0
+
+
+@pytest.mark.parametrize(("strategy", "selections"), [(None, 1), (strategies.crest(), -1)])
+def test_a_warm_up_says_what_is_wrong(strategy, selections):
+    with pytest.raises(
+        (TypeError, ValueError), match="strategy must be a function|selections must be 0 or more, got -1"
+    ):
+        strategies.warm_up(strategy, selections=selections)
 
 
 def test_zero_scale_equals_crest():
