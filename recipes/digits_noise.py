@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from coreset_sampler import CoresetSampler, SphericalGaussian, strategies
+from coreset_sampler.experiments import mean_of, spread, with_wrong_labels
 
 NOISE, FRACTION, EPOCHS, BATCH_SIZE, LEARNING_RATE = 0.4, 0.1, 80, 12, 0.05
 POOLS = dict(pool_size=100, keep=20, reuse=10)
@@ -42,13 +43,10 @@ def digits(seed: int) -> tuple[TensorDataset, TensorDataset, Tensor]:
     """Training digits with wrong labels, clean test digits, and which training labels are wrong."""
     data = load_digits()
     images, labels = torch.tensor(data.images[:, None] / 16, dtype=torch.float32), torch.tensor(data.target)
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(labels), generator=generator)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 + seed))
     train, test = order[:1200], order[1200:]
-    given = labels[train]
-    wrong = torch.zeros(1200, dtype=torch.bool)
-    wrong[torch.randperm(1200, generator=generator)[: int(NOISE * 1200)]] = True
-    given = torch.where(wrong, (given + torch.randint(1, 10, (1200,), generator=generator)) % 10, given)
+    given = with_wrong_labels(labels[train], NOISE, seed=seed)
+    wrong = given != labels[train]
     return TensorDataset(images[train], given), TensorDataset(images[test], labels[test]), wrong
 
 
@@ -165,10 +163,9 @@ def main() -> None:
         "| sampler | accuracy on clean test digits | wrong labels trained on | time spent on selection |\n|---|---|---|---|"
     )
     for name, runs in results.items():
-        values = [run["accuracy"] for run in runs]
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        wrong, share = (statistics.mean(run[key] for run in runs) for key in ("wrong", "share"))
-        print(f"| {name} | {statistics.mean(values):.3f} ± {deviation:.3f} | {wrong:.0%} | {share:.0%} |")
+        score = spread([run["accuracy"] for run in runs])
+        costs = f"{mean_of(runs, 'wrong'):.0%} | {mean_of(runs, 'share'):.0%}"
+        print(f"| {name} | {score} | {costs} |")
     draw(results, args.picture)
     print(f"\npicture: {args.picture}")
 

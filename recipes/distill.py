@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +38,7 @@ from coreset_sampler.distill import Experts, checkpoint
 from coreset_sampler.distill.film import draw_film
 from coreset_sampler.distill.presets import METHODS, Preset, cpu
 from coreset_sampler.distill.run import as_coreset, checkpoint_beside, run, saver, settings_of, start
+from coreset_sampler.experiments import spread
 from coreset_sampler.image_data import ImageData, open_images
 from coreset_sampler.inference.last_layer import features_of
 from coreset_sampler.inference.predict import Inference, by_hmc, by_last_layer, by_sgd
@@ -238,14 +238,15 @@ def report(
     lines = path.read_text().splitlines()[2:] if path.exists() else []
     lines = [line for line in lines if not line.startswith(f"| {method} | {per_class} | {by} |")]
     if rows:
-        cells = [method, per_class, by, len(rows), *(spread(rows, name) for name in ("accuracy", "nll", "ece"))]
+        cells = [
+            method,
+            per_class,
+            by,
+            len(rows),
+            *(spread([row[name] for row in rows]) for name in ("accuracy", "nll", "ece")),
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + f" | {coreset.provenance['cpu_minutes']:.1f} |")
     path.write_text("\n".join([*head, *lines]) + "\n")
-
-
-def spread(rows: list[dict[str, Any]], name: str) -> str:
-    values = [row[name] for row in rows]
-    return f"{statistics.fmean(values):.3f} ± {statistics.stdev(values) if len(values) > 1 else 0:.3f}"
 
 
 if __name__ == "__main__":

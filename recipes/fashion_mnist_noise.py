@@ -26,13 +26,9 @@ same settings CREST is level with stable, and so it is when both doubt (ablation
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import statistics
-import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +37,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from coreset_sampler import CoresetSampler, SphericalGaussian, Weighted, strategies
+from coreset_sampler.experiments import grouped, mean_of, run_all, spread, with_wrong_labels
 
 N_TRAIN, N_VALIDATION, FRACTION = 5_000, 5_000, 0.1
 NOISES, SEEDS = (0.0, 0.3, 0.5), 5
@@ -102,14 +99,6 @@ def load(data: str, split: str) -> tuple[Tensor, Tensor]:
     return ((pixels / 255 - 0.286) / 0.353)[:, None], torch.tensor(rows["label"])
 
 
-def with_wrong_labels(labels: Tensor, noise: float, generator: torch.Generator) -> Tensor:
-    """Symmetric noise: `floor(noise * n)` labels replaced, uniformly among the other classes."""
-    labels = labels.clone()
-    chosen = torch.randperm(len(labels), generator=generator)[: int(noise * len(labels))]
-    labels[chosen] = (labels[chosen] + torch.randint(1, 10, (len(chosen),), generator=generator)) % 10
-    return labels
-
-
 def network() -> nn.Sequential:
     """Four convolutions with BatchNorm, 61,000 parameters."""
     layers: list[nn.Module] = []
@@ -132,7 +121,7 @@ def train(data, *, noise, strategy, weights, reselect_every, lr, batch_size, pas
     (images, labels), test = data
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 + seed))
     chosen, held_out = order[:N_TRAIN], order[-N_VALIDATION:]
-    noisy = with_wrong_labels(labels[chosen], noise, torch.Generator().manual_seed(seed))
+    noisy = with_wrong_labels(labels[chosen], noise, seed=seed)
     train_set: Dataset = Images(images[chosen], noisy)
     if weights == "loss":
         train_set = Weighted(train_set)
@@ -206,14 +195,15 @@ def ablations() -> dict[str, tuple]:
     }
 
 
-_DATA = {}
+@cache
+def everything(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """Both splits; read once in a process."""
+    return torch.load(file, weights_only=True)
 
 
-def work(job: dict) -> dict:
-    """One job in a worker process, which reads the data once."""
-    if not _DATA:
-        cached = torch.load(job["cache"], weights_only=True)
-        _DATA.update(train=cached["train"], test=cached["test"])
+def work(job: dict, cached: Path) -> dict:
+    """One job."""
+    data = everything(cached)
     lr, batch_size, passes = job["trial"]
     if job["command"] == "ablation":
         strategy, weights, reselect_every = ablations()[job["strategy"]]
@@ -221,39 +211,10 @@ def work(job: dict) -> dict:
         strategy, weights = STRATEGIES[job["strategy"]](), "draw"
         reselect_every = RESELECT_EVERY.get(job["strategy"], 1)
     return train(
-        (_DATA["train"], _DATA["test"]), noise=job["noise"], strategy=strategy, weights=weights, lr=lr,
+        (data["train"], data["test"]), noise=job["noise"], strategy=strategy, weights=weights, lr=lr,
         reselect_every=reselect_every, batch_size=batch_size, passes=passes, seed=job["seed"],
         on_test=job["command"] in ("table", "run"),
     )  # fmt: skip
-
-
-def run_all(jobs: list[dict], log: Path, workers: int) -> list[dict]:
-    """All jobs, those in the log already taken from there; each new result is written down at once."""
-    key = lambda job: json.dumps({k: v for k, v in job.items() if k in KEYS}, sort_keys=True)  # noqa: E731
-    done = {}
-    if log.exists():
-        for line in log.read_text().splitlines():
-            row = json.loads(line)
-            done[key(row)] = row
-    todo = [job for job in jobs if key(job) not in done]
-    began = time.perf_counter()
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool, log.open("a") as out:
-        futures = {pool.submit(work, job): job for job in todo}
-        for count, future in enumerate(as_completed(futures), 1):
-            row = {**{k: v for k, v in futures[future].items() if k in KEYS}, **future.result()}
-            done[key(row)] = row
-            print(json.dumps(row), file=out, flush=True)
-            left = (time.perf_counter() - began) / count * (len(todo) - count) / 60
-            print(f"\r{count}/{len(todo)} runs, {left:.0f} min left ", end="", file=sys.stderr, flush=True)
-    return [done[key(job)] for job in jobs]
-
-
-KEYS = ("command", "noise", "strategy", "trial", "seed")
-
-
-def spread(values: list[float]) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.3f} ± {deviation:.3f}"
 
 
 def jobs_of(args: argparse.Namespace) -> list[dict]:
@@ -280,9 +241,7 @@ def report(command: str, rows: list[dict]) -> None:
     if command == "run":
         print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[0].items()})
         return
-    cells: dict[tuple, list[dict]] = {}
-    for row in rows:
-        cells.setdefault((row["noise"], row["strategy"]), []).append(row)
+    cells = grouped(rows, "noise", "strategy")
     if command == "tune":
         for cell, found in cells.items():
             best = max(found, key=lambda row: row["accuracy"])
@@ -293,9 +252,8 @@ def report(command: str, rows: list[dict]) -> None:
     )
     for (noise, name), found in cells.items():
         trial = ", ".join(f"{value:g}" for value in found[0]["trial"])
-        share = statistics.mean(row["share"] for row in found)
-        clean = statistics.mean(row["clean"] for row in found)
-        print(f"| {noise} | {name} | {trial} | {spread([r['accuracy'] for r in found])} | {share:.0%} | {clean:.2f} |")
+        costs = f"{mean_of(found, 'share'):.0%} | {mean_of(found, 'clean'):.2f}"
+        print(f"| {noise} | {name} | {trial} | {spread([row['accuracy'] for row in found])} | {costs} |")
     print(f"\nn = {len(found)} seeds, mean ± standard deviation")
 
 
@@ -321,11 +279,11 @@ def main() -> None:
     )
     args = parser.parse_args()
     args.log.parent.mkdir(parents=True, exist_ok=True)
-    cache = args.log.parent / "fashion_mnist.pt"
-    if not cache.exists():
-        torch.save({split: load(args.data, split) for split in ("train", "test")}, cache)
-    jobs = [{**job, "command": args.command, "cache": str(cache)} for job in jobs_of(args)]
-    report(args.command, run_all(jobs, args.log, min(args.jobs, len(jobs))))
+    cached = args.log.parent / "fashion_mnist.pt"
+    if not cached.exists():
+        torch.save({split: load(args.data, split) for split in ("train", "test")}, cached)
+    jobs = [{"command": args.command, **job} for job in jobs_of(args)]
+    report(args.command, run_all(jobs, partial(work, cached=cached), args.log, workers=args.jobs))
 
 
 if __name__ == "__main__":

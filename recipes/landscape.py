@@ -46,6 +46,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from coreset_sampler import Coreset, CoresetSampler, SphericalGaussian, strategies
+from coreset_sampler.experiments import spread
 
 FRACTION, SCALE, BATCH_SIZE, LEARNING_RATE = 0.1, 0.1, 64, 0.05
 POOLS = dict(pool_size=200, keep=20)
@@ -249,12 +250,7 @@ def main() -> None:
             found, lines = compare(TensorDataset(*load(args.data, args.n, seed)), epochs, seed)
             errors.append(found)
         for name in STRATEGIES:
-            cells = []
-            for kind in errors[0][name]:
-                values = [found[name][kind] for found in errors]
-                cells.append(
-                    f"{statistics.mean(values):.3f} ± {statistics.stdev(values) if len(values) > 1 else 0:.3f}"
-                )
+            cells = [spread([found[name][kind] for found in errors]) for kind in errors[0][name]]
             print(f"| {epochs} | {name} | {' | '.join(cells)} |", flush=True)
         where = args.picture.with_stem(f"{args.picture.stem}-{epochs}")
         draw(lines, errors, where, f"{FRACTION:.0%} of {args.n} examples after {epochs} epochs, n = {args.seeds}")

@@ -15,7 +15,6 @@ Measured (100 digits of `digits/k-center-10`, 500 held-out digits, from random w
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 
@@ -28,6 +27,7 @@ from coreset_sampler.integrations.timm import for_timm
 from torch.utils.data import DataLoader
 
 from coreset_sampler import Raw, SyntheticCoreset, load_coreset
+from coreset_sampler.experiments import spread
 
 SIZE, BATCH_SIZE = 32, 25
 STEPS = {"timm": 200, "huggingface": 1000}  # a transformer from scratch takes longer to fit
@@ -135,9 +135,8 @@ def main() -> None:
     }
     for name, accuracy in contestants.items():
         began, found = time.perf_counter(), [accuracy(seed) for seed in range(args.seeds)]
-        spread = statistics.stdev(found) if len(found) > 1 else 0.0
         seconds = (time.perf_counter() - began) / len(found)
-        print(f"{name}: accuracy {statistics.mean(found):.3f} ± {spread:.3f} (n = {len(found)}), {seconds:.0f} s a run")
+        print(f"{name}: accuracy {spread(found)} (n = {len(found)}), {seconds:.0f} s a run")
 
 
 if __name__ == "__main__":

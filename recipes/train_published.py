@@ -13,7 +13,6 @@ The set of 1 image per class: 0.273 +- 0.006 (n=3), recorded 0.265 +- 0.007 (n=1
 """
 
 import argparse
-import statistics
 import time
 
 import datasets
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from coreset_sampler import SyntheticCoreset, read_published
+from coreset_sampler.experiments import spread
 
 EPOCHS = 300
 WIDTH = 128
@@ -79,10 +79,9 @@ def main() -> None:
         start = time.perf_counter()
         results.append(accuracy(train(coreset, seed), inputs, labels))
         print(f"seed {seed}: accuracy {results[-1]:.4f}, {time.perf_counter() - start:.0f} s", flush=True)
-    spread = statistics.stdev(results) if len(results) > 1 else float("nan")
     recorded = coreset.provenance["recorded_accuracy"]["ConvNet"]
-    print(f"here     {statistics.mean(results):.4f} +- {spread:.4f} (n={len(results)})")
-    print(f"recorded {recorded['mean']:.4f} +- {recorded['std']:.4f} (n={recorded['n']})")
+    print(f"here     {spread(results)} (n = {len(results)})")
+    print(f"recorded {recorded['mean']:.3f} ± {recorded['std']:.3f} (n = {recorded['n']})")
 
 
 if __name__ == "__main__":
