@@ -191,7 +191,7 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
         spent = {kind: clock() - began[kind] for kind, clock in CLOCKS.items()}
         if args.rank == 0:
             if not args.quiet:
-                said = f"epoch {epoch + 1}/{epochs}: loss {float(loss):.3f}, {spent['wall']:.0f} s"
+                said = f"epoch {epoch + 1}/{epochs}: loss {float(loss.detach()):.3f}, {spent['wall']:.0f} s"
                 print(said, file=sys.stderr, flush=True)
             state = {name: part.state_dict() for name, part in parts.items()}
             state |= dict(epoch=epoch + 1, step=step, spent=spent, job=job)
