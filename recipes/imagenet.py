@@ -27,6 +27,7 @@ import numpy as np
 import timm
 import torch
 from timm.data import create_transform, resolve_model_data_config
+from timm.optim import create_optimizer_v2
 from timm.utils import ModelEmaV3
 from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -34,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, strategies
 from coreset_sampler.experiments import CLOCKS, grouped, mean_of, run_all, spread, with_wrong_labels
 
-MOMENTUM, WEIGHT_DECAY, LABEL_SMOOTHING, WARM_UP = 0.9, 5e-5, 0.1, 0.1  # warm-up: share of the steps
+LABEL_SMOOTHING, WARM_UP = 0.1, 0.1  # warm-up of the learning rate: share of the steps
 STRATEGIES = ("uniform", "crest", "stable", "doubting", "full")
 DRAWS, SCALE = 2, 0.1  # the paper's two draws for ImageNet; noise in the norm layers, the last of them drawn afresh
 
@@ -153,7 +154,7 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
     steps = epochs * len(loader)
     if not steps:
         raise SystemExit(f"--batch-size {args.batch_size} is larger than an epoch of {len(sampler)} examples")
-    optimizer = torch.optim.SGD(model.parameters(), args.lr, MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True)
+    optimizer = create_optimizer_v2(model, args.opt, args.lr, weight_decay=args.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda k: min(1, (k + 1) / (WARM_UP * steps)) * (1 + math.cos(math.pi * k / steps)) / 2
     )
@@ -208,7 +209,7 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
 
 def jobs_of(args: argparse.Namespace) -> list[dict]:
     """Strategy, noise, seed, and what else makes a run the same run."""
-    names = ("data", "model", "fraction", "epochs", "batch_size", "lr", "img_size", "validation")
+    names = ("data", "model", "fraction", "epochs", "batch_size", "opt", "lr", "img_size", "validation")
     shared = {name: getattr(args, name) for name in names}
     return [
         dict(strategy=strategy, noise=noise, seed=args.seed + k, **shared)
@@ -236,7 +237,13 @@ def main() -> None:
     add("--noise", type=float, nargs="+", default=[0.0], help="shares of labels replaced by wrong ones (default: 0)")
     add("--epochs", type=int, default=300, help="of that fraction; full sees as many examples (default: %(default)s)")
     add("--batch-size", type=int, default=256, help="of all processes together (default: %(default)s)")
+    add(
+        "--opt",
+        default="sgd",
+        help="of timm.optim.list_optimizers(), such as adamw to fine-tune (default: %(default)s)",
+    )
     add("--lr", type=float, default=0.1, help="for that batch size (default: %(default)s)")
+    add("--weight-decay", type=float, default=5e-5, help="default: %(default)s")
     add("--img-size", type=int, help="side of an image; default: the model's")
     add("--auto-augment", help="timm's policy, such as rand-m9-mstd0.5-inc1; default: crops, mirroring and colour")
     add("--min-scale", type=float, default=0.35, help="smallest crop, as a share of the area (default: %(default)s)")
