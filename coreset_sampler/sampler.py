@@ -152,7 +152,8 @@ class CoresetSampler(Sampler[int]):
 
         `selections` and those `put_off` by `max_overhead`; `seconds` selecting and its `share` of the wall time since
         the first; `forward_examples`: examples times draws that went through the model; of the last selection:
-        `last_seconds`, `overlap` with the coreset before, `covering_cost`: mean distance to the nearest kept example.
+        `last_seconds`, `overlap` with the coreset before, `covering_cost`: mean distance to the nearest kept example, and
+        `distinct`: the share of an epoch's draws that show another example than those before, on average.
         """
         wall = self._wall()
         share = self._spent["seconds"] / wall if wall > 0 else 0.0
@@ -331,8 +332,14 @@ class CoresetSampler(Sampler[int]):
         self._spent["selections"] += 1
         self._spent["seconds"] += seconds
         self._spent["forward_examples"] += probe.forward_examples
-        self._last = {"last_seconds": seconds, **overlap, **probe.figures}
+        self._last = {"last_seconds": seconds, "distinct": self._distinct(coreset), **overlap, **probe.figures}
         return coreset
+
+    def _distinct(self, coreset: Coreset) -> float:
+        if self.weights != "draw":
+            return 1.0
+        times = coreset.weights * (self.size / coreset.weights.sum())  # that each is drawn, on average
+        return float(times.clamp(max=1).sum()) / self.size
 
     def _checked(self, coreset: Coreset) -> Coreset:
         if not isinstance(coreset, Coreset):

@@ -200,7 +200,8 @@ def everything(data: str) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
-    """One run: accuracy, seconds without the final test, selection's share of them, share of clean labels seen."""
+    """One run: accuracy, seconds without the final test, selection's share of them, share of clean labels and of
+    different examples that an epoch shows."""
     torch.set_num_threads(args.threads)
     setting, seed, data, device = SETTINGS[job["setting"]], job["seed"], everything(args.data), args.device
     rank, world = (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
@@ -231,10 +232,10 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
     scaler = torch.amp.GradScaler(enabled=device.type == "cuda")
     parts = dict(model=model, optimizer=optimizer, schedule=schedule, scaler=scaler, sampler=sampler)
     checkpoint = args.results.parent / ("cifar10-" + "-".join(str(value) for value in job.values()) + ".pt")
-    first, clean, spent = 0, 0.0, dict.fromkeys(CLOCKS, 0.0)
+    first, clean, distinct, spent = 0, 0.0, 0.0, dict.fromkeys(CLOCKS, 0.0)
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True, map_location="cpu")
-        first, clean, spent = saved["epoch"], saved["clean"], saved["spent"]
+        first, clean, distinct, spent = (saved[name] for name in ("epoch", "clean", "distinct", "spent"))
         for name, part in parts.items():
             part.load_state_dict(saved[name])
     began = {kind: clock() - spent[kind] for kind, clock in CLOCKS.items()}
@@ -246,6 +247,7 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
         with torch.autocast(device.type, enabled=device.type == "cuda"):
             coreset = sampler.select_if_due()  # in the precision of the training
         clean += float((coreset.weights * (noisy == labels)[coreset.indices]).sum() / coreset.weights.sum()) / epochs
+        distinct += sampler.stats["distinct"] / epochs
         for x, y in loader:
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
             with torch.autocast(device.type, enabled=device.type == "cuda"):
@@ -258,15 +260,15 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
         spent = {kind: clock() - began[kind] for kind, clock in CLOCKS.items()}
         if rank == 0 and time.perf_counter() - last_saved >= args.save_every and epoch + 1 < epochs:
             state = {name: part.state_dict() for name, part in parts.items()}
-            state |= dict(epoch=epoch + 1, spent=spent, clean=clean)
+            state |= dict(epoch=epoch + 1, spent=spent, clean=clean, distinct=distinct)
             torch.save(state, checkpoint.with_suffix(".new"))
             os.replace(checkpoint.with_suffix(".new"), checkpoint)
             last_saved = time.perf_counter()
             print(f"epoch {epoch + 1}/{epochs}, loss {float(loss.detach()):.2f}", file=sys.stderr, flush=True)
     if rank == 0:
         checkpoint.unlink(missing_ok=True)
-    share = sampler.stats["seconds"] / spent["wall"]
-    return {"accuracy": accuracy(model, Images(*held_out), device), **spent, "share": share, "clean": clean}
+    shares = {"share": sampler.stats["seconds"] / spent["wall"], "clean": clean, "distinct": distinct}
+    return {"accuracy": accuracy(model, Images(*held_out), device), **spent, **shares}
 
 
 @torch.no_grad()
@@ -309,6 +311,8 @@ def report(rows: list[dict], args: argparse.Namespace) -> None:
     for cell, found in grouped(rows, "noise", "strategy", "lr", "batch_size", "passes").items():
         costs = f"{mean_of(found, args.clock):.0f} | {mean_of(found, 'share'):.0%} | {mean_of(found, 'clean'):.2f}"
         trial = ", ".join(f"{value:g}" for value in cell[2:])
+        if args.command == "ablation":
+            costs += f" | {mean_of(found, 'distinct'):.2f}"
         print(f"| {cell[0]} | {cell[1]} | {trial} | {spread([row['accuracy'] for row in found])} | {costs} |")
     print(f"\n{rows[0]['on']} images, n = {len(found)} seeds, mean ± standard deviation; {args.clock} seconds")
     for (noise,), some in grouped(rows, "noise").items() if args.command == "time" else ():

@@ -282,6 +282,17 @@ def test_max_overhead_holds_a_measured_budget():
     assert stats["put_off"] == 40 - stats["selections"]
 
 
+@pytest.mark.parametrize("weights", ["draw", "none"])
+def test_stats_say_how_many_different_examples_an_epoch_shows(weights):
+    sampler = CoresetSampler(
+        digits(), trained_net(), size=200, strategy=strategies.stable(), weights=weights, reselect_every=30
+    )
+    shown = [len(set(sampler)) / 200 for _ in range(30)]
+    assert sampler.stats["selections"] == 1
+    assert sum(shown) / 30 == pytest.approx(sampler.stats["distinct"], abs=0.01)
+    assert (sampler.stats["distinct"] < 1) == (weights == "draw")
+
+
 def test_stats_say_what_was_spent():
     sampler = sampler_of(digits(), strategy=strategies.stable(draws=3, pool_size=60, keep=30), size=90)
     list(sampler)
