@@ -52,8 +52,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # Embeddings and the lower half of the layers stay as they are: twice as many examples a second.
     "cpu": dict(
         n=4_000, n_held_out=3_000, passes=2, batch_size=16, max_length=40, freeze=3, bf16=True,
-        pools=dict(pool_size=60, keep=12, reuse=9), scale=0.01, warm_up=3, noises=(0.0, 0.3), lengths=(0.5, 1, 2),
-        rates=(2e-4, 1e-4), tuned={},
+        pools=dict(pool_size=36, keep=12, reuse=5), scale=0.01, warm_up=10, noises=(0.0, 0.3), lengths=(0.5, 1, 2),
+        rates=(2e-4, 1e-4), tuned={(0.3, name): 1e-4 for name in STRATEGIES},  # what was best for uniform sampling
     ),
 }  # fmt: skip
 
