@@ -62,7 +62,7 @@ class Setting:
     shift: int  # pixels an image is moved by at most
     pools: dict[str, int]
     posterior: SphericalGaussian
-    warm_up: int  # epochs of uniform sampling: at its random start a network has nothing to say about the examples
+    warm_up: float  # share of the epochs, uniform: at its random start a network has nothing to say about the examples
     noises: tuple[float, ...]
     lengths: tuple[float, ...]  # passes that `time` tries; the longest run on full data sets the aim
     trials: tuple[Trial, ...]  # that `tune` gives to every contestant; the first for those that `tuned` does not name
@@ -121,7 +121,7 @@ SETTINGS = {
     ),
     "cpu": Setting(
         network=small, n=10_000, passes=10, weight_decay=5e-4, decay=cosine, shift=2,
-        pools=dict(pool_size=100, keep=20, reuse=10), posterior=SphericalGaussian(0.1, "norm", redraw=1), warm_up=10,
+        pools=dict(pool_size=100, keep=20, reuse=10), posterior=SphericalGaussian(0.1, "norm", redraw=1), warm_up=0.1,
         noises=(0.0, 0.3, 0.5), lengths=(2.5, 5, 10, 20), trials=((0.05, 32), (0.02, 32)),
         # by `tune`; at noise 0 and 0.3 the first trial was the best for each
         tuned={(0.5, name): (0.02, 32) for name in ("uniform", "full", "crest", "doubting")},
@@ -163,7 +163,7 @@ def load(data: str, split: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(pixels), torch.tensor(rows["label"][:])
 
 
-def strategy_of(name: str, setting: Setting) -> Strategy:
+def strategy_of(name: str, setting: Setting, epochs: int) -> Strategy:
     look = partial(strategies.stable, posterior=setting.posterior, draws=4, **setting.pools)
     scale, keep = setting.posterior.scale, setting.pools["keep"]
     chosen = {
@@ -181,7 +181,7 @@ def strategy_of(name: str, setting: Setting) -> Strategy:
         "doubting": lambda: look(doubt=2),
         "doubting, no noise": lambda: strategies.crest(doubt=2, **setting.pools),
     }[name]()
-    return strategies.warm_up(chosen, selections=setting.warm_up)
+    return strategies.warm_up(chosen, selections=round(setting.warm_up * epochs))
 
 
 def elsewhere(view: View, size: int, generator: torch.Generator, *, strategy: Strategy) -> Coreset:
@@ -216,14 +216,15 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
     torch.manual_seed(seed)
     model = setting.network().to(device, memory_format=torch.channels_last)
     parallel = nn.parallel.DistributedDataParallel(model) if world > 1 else model
+    fraction = 1.0 if job["strategy"] == "full" else FRACTION
+    epochs = max(1, round(job["passes"] / fraction))
     sampler = DistributedCoresetSampler(
-        train_set, model, fraction=1.0 if job["strategy"] == "full" else FRACTION, seed=seed, batch_size=500,
-        strategy=strategy_of(job["strategy"], setting), weights="none" if job["strategy"] == "each once" else "draw",
+        train_set, model, fraction=fraction, seed=seed, batch_size=500,
+        strategy=strategy_of(job["strategy"], setting, epochs), weights="none" if job["strategy"] == "each once" else "draw",
         selection_set=Images(pixels, noisy),  # where they are not mirrored or moved
         labels=noisy, collate_fn=as_it_is,
     )  # fmt: skip
     loader = DataLoader(train_set, job["batch_size"] // world, sampler=sampler, drop_last=True, collate_fn=as_it_is)
-    epochs = max(1, round(job["passes"] * len(noisy) / sampler.size))
     steps = epochs * len(loader)
     if not steps:
         raise SystemExit(f"--batch-size {job['batch_size']} is larger than an epoch of {sampler.size} examples")

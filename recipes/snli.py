@@ -46,19 +46,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # Pools of 128 a class and a tenth of the data are the paper's; rate, batch and epochs are ours.
     "paper": dict(
         n=None, n_held_out=None, passes=3, batch_size=32, max_length=128, freeze=0, bf16=False,
-        pools=dict(pool_size=384, keep=96), scale=0.01, warm_up=1, noises=(0.0, 0.1, 0.3, 0.5), lengths=(0.5, 1, 2, 3),
+        pools=dict(pool_size=384, keep=96), scale=0.01, warm_up=0.05, noises=(0.0, 0.1, 0.3, 0.5), lengths=(0.5, 1, 2, 3),
         rates=(2e-5,), tuned={},
     ),
     # Embeddings and the lower half of the layers stay as they are: twice as many examples a second.
     "cpu": dict(
         n=4_000, n_held_out=3_000, passes=2, batch_size=16, max_length=40, freeze=3, bf16=True,
-        pools=dict(pool_size=36, keep=12, reuse=5), scale=0.01, warm_up=10, noises=(0.0, 0.3), lengths=(0.5, 1, 2),
+        pools=dict(pool_size=36, keep=12, reuse=5), scale=0.01, warm_up=0.5, noises=(0.0, 0.3), lengths=(0.5, 1, 2),
         rates=(2e-4, 1e-4), tuned={(0.3, name): 1e-4 for name in STRATEGIES},  # what was best for uniform sampling
     ),
 }  # fmt: skip
 
 
-def strategy_of(name: str, setting: dict[str, Any]):
+def strategy_of(name: str, setting: dict[str, Any], epochs: float):
     posterior = SphericalGaussian(setting["scale"], "norm", redraw=1)
     chosen = {
         "uniform": strategies.uniform(),
@@ -67,7 +67,7 @@ def strategy_of(name: str, setting: dict[str, Any]):
         "stable": strategies.stable(posterior=posterior, draws=4, **setting["pools"]),
         "doubting": strategies.stable(posterior=posterior, draws=4, doubt=2, **setting["pools"]),
     }[name]
-    return strategies.warm_up(chosen, selections=setting["warm_up"])  # the head starts at random
+    return strategies.warm_up(chosen, selections=round(setting["warm_up"] * epochs))  # the head starts at random
 
 
 @cache
@@ -117,11 +117,12 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
     train_set = train_set.remove_columns(["labels", "length"]).add_column("labels", noisy.tolist())
     folder = args.results.parent / ("snli-" + "-".join(str(value) for value in job.values()))
     fraction = 1.0 if job["strategy"] == "full" else FRACTION
+    epochs = job["passes"] / fraction
     set_seed(job["seed"])
     trainer = CoresetTrainer(
         model=model_of(args.model, setting["freeze"]),
         args=TrainingArguments(
-            output_dir=str(folder), seed=job["seed"], num_train_epochs=job["passes"] / fraction, learning_rate=job["lr"],
+            output_dir=str(folder), seed=job["seed"], num_train_epochs=epochs, learning_rate=job["lr"],
             per_device_train_batch_size=setting["batch_size"], per_device_eval_batch_size=100, weight_decay=0.01,
             warmup_steps=0.1, lr_scheduler_type="linear", fp16=torch.cuda.is_available() and not setting["bf16"],
             bf16=setting["bf16"], use_cpu=setting["bf16"] and not torch.cuda.is_available(), save_steps=args.save_steps,
@@ -129,7 +130,7 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
         ),
         train_dataset=train_set,
         data_collator=DataCollatorWithPadding(AutoTokenizer.from_pretrained(args.model)),
-        coreset=dict(fraction=fraction, strategy=strategy_of(job["strategy"], setting)),
+        coreset=dict(fraction=fraction, strategy=strategy_of(job["strategy"], setting, epochs)),
     )  # fmt: skip
     began = {kind: clock() for kind, clock in CLOCKS.items()}
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if folder.exists() else None)

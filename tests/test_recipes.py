@@ -63,7 +63,7 @@ def cifar10(monkeypatch):
     small = {"trials": ((0.05, 10), (0.1, 10)), "lengths": (0.2, 0.6), "noises": (0.0, 0.3)}
     for name, setting in module.SETTINGS.items():
         pools = {"pool_size": 40, "keep": 20, **({"reuse": 2} if name == "cpu" else {})}
-        changes = {**small, "passes": 0.6, "warm_up": 1, "pools": pools}
+        changes = {**small, "passes": 0.6, "warm_up": 0.2, "pools": pools}
         monkeypatch.setitem(module.SETTINGS, name, dataclasses.replace(setting, **changes))
     return module
 
@@ -230,7 +230,7 @@ def tiny_bert(tmp_path_factory):
 def test_snli_makes_its_table(sentences, tiny_bert, tmp_path, monkeypatch, capsys):
     pytest.importorskip("accelerate")
     module = recipe("snli")
-    small = dict(n=60, n_held_out=20, passes=0.4, lengths=(0.2, 0.4), batch_size=3, freeze=1, warm_up=1)
+    small = dict(n=60, n_held_out=20, passes=0.4, lengths=(0.2, 0.4), batch_size=3, freeze=1, warm_up=0.25)
     monkeypatch.setitem(module.SETTINGS, "cpu", module.SETTINGS["cpu"] | small | dict(pools=dict(pool_size=12, keep=6)))
     files = ("--results", tmp_path / "log.jsonl", "--picture", tmp_path / "time.png", "--quiet")
     where = ("--data", sentences, "--model", tiny_bert, "--setting", "cpu", "--seeds", 1, *files)
