@@ -12,11 +12,10 @@ from ..coreset import Coreset
 from ..facility_location import cover_groups
 from ..posterior import SphericalGaussian
 from ..types import Posterior, Strategy, View
-from .belief import label_belief
+from .look import AtOnce, PoolByPool
 from .pools import BALANCES, Pool, draw_pools
 
 _ROWS_AT_ONCE = 4096  # candidates whose gradients are in memory together
-_ROWS_A_SHARE = 256  # small enough to share a look out evenly over processes
 
 
 def stable(
@@ -91,98 +90,49 @@ def cover_pools(
 ) -> Coreset:
     """The selection itself: pools, draws, gradients, facility location; pools are shared out over processes."""
     keep = min(keep, size)
-    draw = partial(draw_pools, keep=keep, pool_size=pool_size, balance=balance, generator=generator)
+    deal = partial(draw_pools, size=size, keep=keep, pool_size=pool_size, balance=balance, generator=generator)
+    look: PoolByPool | AtOnce
     if reuse == 1:
-        pools = draw(view.labels, size)
-        batches = _together(view.mine(pools))
-        indices = (torch.cat([pool.indices for pool in some]) for some in batches)
-        gradients = view.gradients(indices, posterior.draw(view, draws, generator))
+        look = PoolByPool(view, deal, posterior=posterior, draws=draws, generator=generator)
     else:
-        wanted = min(len(view.labels), round(reuse * size * pool_size / keep))
-        candidates, table = _looked_at(
-            view, wanted, generator, posterior=posterior, draws=draws, balance=balance, reuse=reuse
-        )
-        pools = draw(view.labels[candidates], size)  # positions among the candidates
-        counts = torch.bincount(view.labels)
-        looked = (
-            counts / torch.bincount(view.labels[candidates], minlength=len(counts)).double()
-        )  # examples a candidate
-        batches = _together(view.mine(pools))
-        gradients = (table[:, torch.cat([pool.indices for pool in some])] for some in batches)
-        if doubt:  # over all that was looked at: more to estimate the share of wrong labels from than a pool
-            all_right = label_belief(table, view.labels[candidates], torch.tensor([len(candidates)]))
-    if doubt:  # drawn for the pools of all processes, so that it does not matter whose they are
-        draws_of_all = [torch.rand(len(pool.indices), generator=generator, dtype=torch.float64) for pool in pools]
-        lucks = iter(view.mine(draws_of_all))
+        ask = partial(AtOnce, wanted=round(reuse * size * pool_size / keep), balance=balance, reuse=reuse)
+        look = ask(view, deal, posterior=posterior, draws=draws, generator=generator)
+    # Luck is drawn for the pools of all processes, so that it does not matter whose they are.
+    lucks = [torch.rand(len(pool.indices), generator=generator, dtype=torch.float64) for pool in look.pools if doubt]
+    luck = torch.cat([torch.zeros(0, dtype=torch.float64), *view.mine(lucks)])
+    batches = _together(view.mine(look.pools))
+    groups = [torch.cat([pool.indices for pool in some]) for some in batches]
     parts: list[tuple[Coreset, Tensor]] = []
-    for some, vectors in zip(batches, gradients, strict=True):
-        pool = _joined(some)
-        if doubt and reuse > 1:
-            right = all_right[pool.indices]
-        elif doubt:
-            right = label_belief(vectors, view.labels[pool.indices], torch.tensor([len(p.indices) for p in some]))
-        if reuse > 1:
-            pool = pool._replace(indices=candidates[pool.indices])
-            share = looked[view.labels[pool.indices[pool.starts[:-1]]]]
-            pool = pool._replace(stands_for=pool.stands_for * share)
-        looked_at, doubted = len(pool.indices), 0.0
+    for some, indices, vectors in zip(batches, groups, look.gradients(groups), strict=True):
+        pool, doubted = _joined(some), 0.0
         if doubt:
+            right = look.belief(some, indices, vectors)
             doubted = float((1 - right).sum())
-            luck = torch.cat([next(lucks) for _ in some])
-            pool, vectors = _believed(pool, vectors, right**doubt - luck)
-        speaks_for = torch.repeat_interleave(pool.stands_for, pool.starts.diff())
-        if not per_class:
-            pool = _whole_pools(pool, [len(p.sizes) for p in some])
-        where, counts, cost = cover_groups(vectors, pool.starts, pool.sizes, rms=root_mean_square)
-        if per_class:
-            weights = counts * speaks_for[where]
-        else:
-            weights = _stood_for(vectors, pool, where, speaks_for, rms=root_mean_square)
-        figures = torch.tensor([float(cost.sum()), len(pool.indices), doubted, looked_at], dtype=torch.float64)
-        parts.append((Coreset(pool.indices[where], weights), figures))
+            pool, vectors = _believed(pool, vectors, right**doubt - luck[: len(indices)])
+            luck = luck[len(indices) :]
+        classes = None if per_class else [len(p.sizes) for p in some]
+        kept, cost = _covered(pool, vectors, classes, rms=root_mean_square)
+        figures = [cost, len(pool.indices), doubted, len(indices)]
+        parts.append((kept, torch.tensor(figures, dtype=torch.float64)))
     parts = view.gather(parts)
-    cost_in_all, covered, doubts, candidates_seen = torch.stack([figures for _, figures in parts]).sum(0).tolist()
-    view.report(covering_cost=cost_in_all / covered)
+    cost, covered, doubted, seen = torch.stack([figures for _, figures in parts]).sum(0).tolist()
+    view.report(covering_cost=cost / covered)
     if doubt:
-        view.report(wrong_labels=doubts / candidates_seen)
+        view.report(wrong_labels=doubted / seen)
     coreset = Coreset.merge(part for part, _ in parts)
     return Coreset(coreset.indices, coreset.weights * len(view.labels) / coreset.weights.sum())
 
 
-def _looked_at(
-    view: View,
-    wanted: int,
-    generator: torch.Generator,
-    *,
-    posterior: Posterior,
-    draws: int,
-    balance: str,
-    reuse: int,
-) -> tuple[Tensor, Tensor]:
-    """Candidates `(k,)` and their gradients `(draws, k, classes)`: those of the last look, or of a new one if due."""
-    left = int(view.memory.get("uses_left", torch.zeros(())))
-    if left == 0:
-        candidates = _random_of_each_class(view.labels, wanted, balance, generator)
-        samples = posterior.draw(view, draws, generator)
-        chunks = list(candidates.split(_ROWS_A_SHARE))
-        parts = view.gather(list(view.gradients(view.mine(chunks), samples)))
-        view.memory.update(candidates=candidates, gradients=torch.cat(parts, 1))
-        left = reuse
-    view.memory["uses_left"] = torch.tensor(left - 1)
-    return view.memory["candidates"], view.memory["gradients"]
-
-
-def _random_of_each_class(labels: Tensor, wanted: int, balance: str, generator: torch.Generator) -> Tensor:
-    """`wanted` random examples: classes in equal number as far as they go, or in proportion; one of each first."""
-    shuffled = torch.randperm(len(labels), generator=generator)
-    order = shuffled[torch.argsort(labels[shuffled], stable=True)]
-    counts = torch.bincount(labels)
-    own = labels[order]
-    rank = torch.arange(len(labels)) - (torch.cumsum(counts, 0) - counts)[own]
-    turn = rank + torch.rand(len(labels), generator=generator, dtype=torch.float64) * (rank > 0)
-    if balance == "proportional":
-        turn = turn / counts[own]
-    return order[torch.argsort(turn)[:wanted]]
+def _covered(pool: Pool, vectors: Tensor, classes: list[int] | None, *, rms: bool) -> tuple[Coreset, float]:
+    """What stays of each group, or with `classes`, so many to a pool, of each pool; and the sum of distances to it."""
+    speaks_for = torch.repeat_interleave(pool.stands_for, pool.starts.diff())
+    if classes is not None:
+        pool = _whole_pools(pool, classes)
+    where, counts, cost = cover_groups(vectors, pool.starts, pool.sizes, rms=rms)
+    weights = counts * speaks_for[where]
+    if classes is not None:  # candidates of several classes speak for different numbers of examples
+        weights = _stood_for(vectors, pool, where, speaks_for, rms=rms)
+    return Coreset(pool.indices[where], weights), float(cost.sum())
 
 
 def _together(pools: list[Pool]) -> list[list[Pool]]:
