@@ -55,11 +55,11 @@ def draw(coreset: SyntheticCoreset, path: str | os.PathLike[str], *, rows: int =
 def time_to_accuracy(
     curves: Mapping[str, Sequence[tuple[float, float]]], path: str | os.PathLike[str], *, title: str = ""
 ) -> list[str]:
-    """Draws accuracy against seconds, a line a name, and says how soon each reaches 99 % of what `"full"` ends with.
+    """Draws accuracy against seconds, a line a name, and says how soon each reaches 99 % of the best of `"full"`.
 
-    Ratios are against the whole run on full data, and against the time that it takes to the same accuracy itself.
+    Ratios are against the run on full data that was the best, and against the time in which it gets as far itself.
     """
-    ended, best = max(curves["full"])
+    ended, best = max(curves["full"], key=lambda point: point[1])
     target = 0.99 * best
     _draw_curves(curves, path, target, title)
     lines = [f"99 % of what full data reaches in {ended:.0f} s is {target:.3f}:"]
@@ -69,9 +69,7 @@ def time_to_accuracy(
         if seconds is None:
             lines.append(f"  {name}: not reached, {max(accuracy for _, accuracy in curve):.3f} at best")
         else:
-            ratios = (
-                f"{ended / seconds:.2f} times sooner than the run ends, {own / seconds:.2f} than full data gets there"
-            )
+            ratios = f"{ended / seconds:.2f} times sooner than that run, {own / seconds:.2f} than full data gets there"
             lines.append(f"  {name}: {seconds:.0f} s, {ratios}")
     return lines
 

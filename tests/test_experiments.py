@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from coreset_sampler.experiments import curves, grouped, mean_of, rows_of, run_all, spread, with_wrong_labels
+from coreset_sampler.picture import seconds_to, time_to_accuracy
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
@@ -89,3 +90,27 @@ def test_rows_are_grouped_averaged_and_spread():
     assert lines["full"] == [(10, pytest.approx(0.2)), (20, pytest.approx(0.4))]
     assert spread([0.5]) == "0.500 ± 0.000"
     assert spread([0.4, 0.6]) == "0.500 ± 0.141"
+
+
+@pytest.mark.parametrize(
+    ("target", "seconds"),
+    [(0.1, 10), (0.5, 10), (0.55, 15), (0.6, 20), (0.65, None)],  # reached at the first point, between two, never
+)
+def test_when_a_curve_reaches_its_aim(target, seconds):
+    assert seconds_to([(20, 0.6), (10, 0.5), (40, 0.58)], target) == pytest.approx(seconds)
+
+
+def test_the_aim_is_99_percent_of_the_best_run_on_full_data_and_ratios_are_against_it(tmp_path):
+    pytest.importorskip("matplotlib")
+    lines = time_to_accuracy(
+        {
+            "full": [(10, 0.5), (50, 1.0), (100, 0.9)],  # it memorises wrong labels in the end
+            "stable": [(10, 0.89), (20, 0.99)],
+            "uniform": [(10, 0.5), (20, 0.7)],
+        },
+        tmp_path / "time.png",
+    )
+    assert lines[0] == "99 % of what full data reaches in 50 s is 0.990:"
+    assert lines[2] == "  stable: 20 s, 2.50 times sooner than that run, 2.46 than full data gets there"
+    assert lines[3] == "  uniform: not reached, 0.700 at best"
+    assert (tmp_path / "time.png").stat().st_size > 10_000
