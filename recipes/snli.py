@@ -12,8 +12,8 @@ and selection both see the wrong ones; validation pairs (others of the training 
 Finished runs are kept in --results, line by line, and a run in progress as the trainer's checkpoint beside it: what is
 killed goes on where it was (its seconds are then those since it went on).
 
-Measured (`table --setting cpu --clock cpu`: MiniLM, half of it frozen, 4,000 pairs, 2 passes; 3,000 test pairs, n = 3, mean ±
-standard deviation; one rate for all, chosen for uniform sampling on validation pairs; one thread beside another, CPU seconds):
+Measured (`table --setting cpu --clock cpu`: MiniLM, half of it frozen, 4,000 pairs, 2 passes; 3,000 test pairs, n = 3, mean
+± standard deviation; one rate for all, chosen for uniform on validation pairs; one thread beside another, CPU seconds):
 
     noise   uniform         CREST           stable          seconds: uniform, CREST, stable
     0       0.726 ± 0.003   0.718 ± 0.011   0.719 ± 0.007   128, 173, 185
