@@ -10,8 +10,8 @@ Several strategies, shares of wrong labels or seeds are run one after the other 
 --output/results.jsonl. Weights and all else are in a file there after each epoch: a run that is killed goes on with exactly
 the batches that were to come when it is started again with the same line, and what is done is not done again.
 
-Measured on Tiny-ImageNet, EfficientNet-Lite0 fine-tuned at 64 pixels for 8 epochs of a tenth, by the line in recipes/README.md
-(10,000 test images, n = 3, mean ± standard deviation; one thread beside another, CPU seconds):
+Measured on Tiny-ImageNet, EfficientNet-Lite0 fine-tuned at 64 pixels for 8 epochs of a tenth, by the line in
+recipes/README.md (10,000 test images, n = 3, mean ± standard deviation; one thread beside another, CPU seconds):
 
     noise   uniform         stable          seconds     selection (stable)
     0       0.243 ± 0.006   0.239 ± 0.007   123, 206    40 %
