@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,7 @@ def _draw_curves(
     axes.legend(loc="lower right", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.2)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)  # the runs before it took hours
     figure.savefig(path)
 
 

@@ -108,9 +108,9 @@ def test_the_aim_is_99_percent_of_the_best_run_on_full_data_and_ratios_are_again
             "stable": [(10, 0.89), (20, 0.99)],
             "uniform": [(10, 0.5), (20, 0.7)],
         },
-        tmp_path / "time.png",
+        tmp_path / "new folder" / "time.png",
     )
     assert lines[0] == "99 % of what full data reaches in 50 s is 0.990:"
     assert lines[2] == "  stable: 20 s, 2.50 times sooner than that run, 2.46 than full data gets there"
     assert lines[3] == "  uniform: not reached, 0.700 at best"
-    assert (tmp_path / "time.png").stat().st_size > 10_000
+    assert (tmp_path / "new folder" / "time.png").stat().st_size > 10_000
