@@ -256,7 +256,8 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
         parallel.train()
         with torch.autocast(device.type, enabled=device.type == "cuda"):
             coreset = sampler.select_if_due()  # in the precision of the training
-        clean += float((coreset.weights * (noisy == labels)[coreset.indices]).sum() / coreset.weights.sum()) / epochs
+        shown = coreset.weights if sampler.weights == "draw" else torch.ones_like(coreset.weights)
+        clean += float((shown * (noisy == labels)[coreset.indices]).sum() / shown.sum()) / epochs
         distinct += sampler.stats["distinct"] / epochs
         for x, y in loader:
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
@@ -315,9 +316,9 @@ def jobs_of(args: argparse.Namespace) -> list[dict]:
 
 
 def report(rows: list[dict], args: argparse.Namespace) -> None:
-    print(
-        "| noise | strategy | lr, batch, passes | accuracy | seconds | selection | clean labels |\n" + "|---" * 7 + "|"
-    )
+    columns = ["noise", "strategy", "lr, batch, passes", "accuracy", "seconds", "selection", "clean labels"]
+    columns += ["different examples"] if args.command == "ablation" else []
+    print(f"| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|")
     for cell, found in grouped(rows, "noise", "strategy", "lr", "batch_size", "passes").items():
         costs = f"{mean_of(found, args.clock):.0f} | {mean_of(found, 'share'):.0%} | {mean_of(found, 'clean'):.2f}"
         trial = ", ".join(f"{value:g}" for value in cell[2:])

@@ -103,6 +103,7 @@ def test_cifar10_changes_one_thing_of_stable_at_a_time(cifar10, digits_folder, t
     run(cifar10, monkeypatch, "ablation", "--data", digits_folder, *options)
     rows = {row["strategy"]: row for row in map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())}
     assert tuple(rows) == cifar10.ABLATION
+    assert "different examples" in capsys.readouterr().out
     assert {row["on"] for row in rows.values()} == {"validation"}
     same = {"accuracy", "clean"}
     changed = [name for name in rows if {k: rows[name][k] for k in same} != {k: rows["stable"][k] for k in same}]
