@@ -61,7 +61,8 @@ STRATEGIES = {
     "laplace": lambda: strategies.stable(posterior=DiagonalLaplace()),
     "snapshots": lambda: strategies.stable(posterior=Snapshots([conv_net(s).state_dict() for s in range(4)])),
     "reuse": lambda: strategies.stable(reuse=3),
-    **{name: getattr(strategies, name) for name in strategies.__all__ if name != "stable"},
+    "warm-up": lambda: strategies.warm_up(strategies.stable(), selections=1),
+    **{name: getattr(strategies, name) for name in strategies.__all__ if name not in ("stable", "warm_up")},
 }
 
 
