@@ -35,6 +35,8 @@ made = sorted(calls)
 epochs = [list(sampler) for _ in range(3)]
 torch.save(dict(epochs=epochs, first=first.indices, indices=sampler.coreset.indices, weights=sampler.coreset.weights,
                 stats=sampler.stats, length=len(sampler), calls=made), {out!r} + f"/{{rank}}.pt")
+dist.barrier()  # a process that leaves while the other still talks to it may abort that one
+del sampler, model  # they hold the group
 dist.destroy_process_group()
 """
 
