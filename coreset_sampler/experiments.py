@@ -1,4 +1,4 @@
-"""Experiments: labels made wrong on purpose, many runs that survive a kill, mean and spread over seeds."""
+"""Experiments: labels made wrong on purpose and an oracle that knows them, many runs that survive a kill, their spread."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from . import ranks
+from .coreset import Coreset
+from .types import Strategy, View
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """What seconds can be counted by; those of the CPU where others use the machine."""
@@ -38,6 +40,20 @@ def with_wrong_labels(labels: Tensor, share: float, *, seed: int, classes: int |
     chosen = torch.randperm(len(labels), generator=generator)[: int(share * len(labels))]
     offsets = torch.randint(1, max(classes, 2), (len(chosen),), generator=generator)
     return labels.scatter(0, chosen, (labels[chosen] + offsets) % classes)
+
+
+def oracle(wrong: Tensor) -> Strategy:
+    """Keeps a random subset without the examples `wrong`: what could be had by knowing wrong labels and nothing else."""
+
+    def select(view: View, size: int, generator: torch.Generator) -> Coreset:
+        n = len(view.labels)
+        order = torch.randperm(n, generator=generator)
+        picks = order[torch.isin(order, wrong, invert=True)][:size]
+        if len(picks) < size:
+            raise ValueError(f"size must be at most {len(picks)}, the examples with right labels, got {size}")
+        return Coreset(picks, torch.full((size,), n / size, dtype=torch.float64))
+
+    return select
 
 
 def run_all(jobs: Sequence[Row], work: Callable[[Row], Row], file: Path, *, workers: int = 1) -> list[Row]:

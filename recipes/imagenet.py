@@ -39,12 +39,13 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, strategies
-from coreset_sampler.experiments import CLOCKS, grouped, mean_of, run_all, spread, with_wrong_labels
+from coreset_sampler import DistributedCoresetSampler, PointMass, SphericalGaussian, strategies
+from coreset_sampler.experiments import CLOCKS, grouped, mean_of, oracle, run_all, spread, with_wrong_labels
+from coreset_sampler.types import Strategy
 
 LABEL_SMOOTHING, WARM_UP = 0.1, 0.1  # warm-up of the learning rate: share of the steps
-STRATEGIES = ("uniform", "crest", "stable", "doubting", "full")
-DRAWS, SCALE = 2, 0.1  # the paper's two draws for ImageNet; noise in the norm layers, the last of them drawn afresh
+STRATEGIES = ("uniform", "crest", "stable", "doubting", "oracle", "full")
+DRAWS = 2  # the paper's for ImageNet
 
 
 class Images(Dataset):
@@ -89,15 +90,17 @@ def model_of(args: argparse.Namespace, classes: int) -> nn.Module:
     return timm.create_model(args.model, pretrained=args.pretrained or bool(args.weights), num_classes=classes, **file)
 
 
-def strategy_of(name: str, args: argparse.Namespace):
+def strategy_of(name: str, args: argparse.Namespace, wrong: Tensor) -> Strategy:
     pools = dict(pool_size=args.pool_size, keep=args.keep, balance="proportional", reuse=args.reuse)
-    stable = partial(strategies.stable, posterior=SphericalGaussian(SCALE, "norm", redraw=1), draws=DRAWS, **pools)
+    posterior = SphericalGaussian(args.scale, "norm", redraw=1) if args.scale else PointMass()
+    stable = partial(strategies.stable, posterior=posterior, draws=DRAWS if args.scale else 1, **pools)
     chosen = {
         "uniform": strategies.uniform,
         "full": strategies.uniform,
         "crest": partial(strategies.crest, **pools),
         "stable": stable,
         "doubting": partial(stable, doubt=2),
+        "oracle": partial(oracle, wrong),
     }[name]()
     return strategies.warm_up(chosen, selections=args.warm_up)
 
@@ -150,8 +153,9 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
     parallel = nn.parallel.DistributedDataParallel(model) if args.world > 1 else model
     sampler = DistributedCoresetSampler(
         train_set, model, fraction=1.0 if job["strategy"] == "full" else args.fraction, seed=job["seed"],
-        strategy=strategy_of(job["strategy"], args), selection_set=Images(rows, labels, plain), labels=labels,
-        batch_size=args.eval_batch_size, num_workers=args.workers, progress=not args.quiet,
+        strategy=strategy_of(job["strategy"], args, wrong=(labels != clean).nonzero().flatten()),
+        selection_set=Images(rows, labels, plain), labels=labels, batch_size=args.eval_batch_size, num_workers=args.workers,
+        progress=not args.quiet,
     )  # fmt: skip
     loader = DataLoader(
         train_set, args.batch_size // args.world, sampler=sampler, num_workers=args.workers, drop_last=True,
@@ -217,6 +221,7 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
 def jobs_of(args: argparse.Namespace) -> list[dict]:
     """Strategy, noise, seed, and what else makes a run the same run."""
     names = ("data", "model", "fraction", "epochs", "batch_size", "opt", "lr", "img_size", "validation")
+    names += ("pool_size", "keep", "reuse", "warm_up", "scale")
     shared = {name: getattr(args, name) for name in names}
     return [
         dict(strategy=strategy, noise=noise, seed=args.seed + k, **shared)
@@ -255,6 +260,7 @@ def main() -> None:
     add("--auto-augment", help="timm's policy, such as rand-m9-mstd0.5-inc1; default: crops, mirroring and colour")
     add("--min-scale", type=float, default=0.35, help="smallest crop, as a share of the area (default: %(default)s)")
     add("--ema", type=float, default=0.999, help="decay of the average of the weights (default: %(default)s)")
+    add("--scale", type=float, default=0.1, help="of the noise in norm layers, 0 for none (default: %(default)s)")
     add("--pool-size", type=int, default=500, help="candidates of a pool (default: %(default)s)")
     add("--keep", type=int, default=128, help="of which so many stay (default: %(default)s)")
     add("--reuse", type=int, default=5, help="selections that one look at the candidates serves (default: %(default)s)")

@@ -5,6 +5,7 @@
     python recipes/snli.py tune --data DIR --model DIR --setting cpu      # every contestant, the same rates
     python recipes/snli.py table --data DIR --model DIR --setting cpu     # what was measured, MiniLM on one core
     python recipes/snli.py time --data DIR --model DIR --setting cpu      # accuracy against time, with full data
+    python recipes/snli.py ablation --data DIR --model DIR --setting cpu --noise 0.3   # one thing changed at a time
 
 `CoresetTrainer` is a `Trainer` with one more argument. Noise goes into the LayerNorm weights and biases for stable's look
 (the paper's way); `doubting` is stable with `doubt=2`. Labels are replaced before anything reads them, so that training
@@ -29,11 +30,13 @@ import os
 import shutil
 from functools import cache, partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from coreset_sampler.integrations.huggingface import CoresetTrainer
 from datasets import Dataset, load_dataset
+from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -43,12 +46,17 @@ from transformers import (
 )
 from transformers.trainer_utils import get_last_checkpoint
 
-from coreset_sampler import SphericalGaussian, strategies
-from coreset_sampler.experiments import CLOCKS, curves, grouped, mean_of, run_all, spread, with_wrong_labels
+from coreset_sampler import Coreset, SphericalGaussian, strategies
+from coreset_sampler.experiments import CLOCKS, curves, grouped, mean_of, oracle, run_all, spread, with_wrong_labels
 from coreset_sampler.picture import time_to_accuracy
+from coreset_sampler.types import Strategy, View
 
 FRACTION, CLASSES = 0.1, 3
 STRATEGIES = ("uniform", "crest", "stable", "doubting", "full")
+ABLATION = (
+    "uniform", "stable", "no noise", "scale 0.1", "each once", "pools of ten times keep", "first look after a quarter",
+    "doubting", "doubting, no noise", "half of the wrong labels left out", "all wrong labels left out",
+)  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     # Pools of 128 a class and a tenth of the data are the paper's; rate, batch and epochs are ours.
     "paper": dict(
@@ -60,21 +68,44 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cpu": dict(
         n=4_000, n_held_out=3_000, passes=2, batch_size=16, max_length=40, freeze=3, bf16=True,
         pools=dict(pool_size=36, keep=12, reuse=5), scale=0.01, warm_up=0.5, noises=(0.0, 0.3), lengths=(0.5, 1, 2),
-        rates=(2e-4, 1e-4), tuned={(0.3, name): 1e-4 for name in STRATEGIES},  # what was best for uniform sampling
+        rates=(2e-4, 1e-4), tuned={0.3: 1e-4},  # what was best for uniform sampling
     ),
 }  # fmt: skip
 
 
-def strategy_of(name: str, setting: dict[str, Any], epochs: float):
-    posterior = SphericalGaussian(setting["scale"], "norm", redraw=1)
+def strategy_of(name: str, setting: dict[str, Any], epochs: float, wrong: Tensor) -> Strategy:
+    posterior = partial(SphericalGaussian, layers="norm", redraw=1)
+    crest = partial(strategies.crest, **setting["pools"])
+    look = partial(strategies.stable, posterior=posterior(setting["scale"]), draws=4, **setting["pools"])
     chosen = {
-        "uniform": strategies.uniform(),
-        "full": strategies.uniform(),
-        "crest": strategies.crest(**setting["pools"]),
-        "stable": strategies.stable(posterior=posterior, draws=4, **setting["pools"]),
-        "doubting": strategies.stable(posterior=posterior, draws=4, doubt=2, **setting["pools"]),
-    }[name]
-    return strategies.warm_up(chosen, selections=round(setting["warm_up"] * epochs))  # the head starts at random
+        "uniform": strategies.uniform,
+        "full": strategies.uniform,
+        "crest": crest,
+        "no noise": crest,
+        "stable": look,
+        "each once": look,  # the sampler leaves the weights out
+        "scale 0.1": partial(look, posterior=posterior(0.1)),
+        "pools of ten times keep": partial(look, pool_size=10 * setting["pools"]["keep"]),
+        "first look after a quarter": look,
+        "doubting": partial(look, doubt=2),
+        "doubting, no noise": partial(crest, doubt=2),
+        "half of the wrong labels left out": partial(oracle, wrong[::2]),
+        "all wrong labels left out": partial(oracle, wrong),
+    }[name]()
+    share = 0.25 if name == "first look after a quarter" else setting["warm_up"]
+    return strategies.warm_up(chosen, selections=round(share * epochs))  # the head starts at random
+
+
+def watched(strategy: Strategy, wrong: Tensor, shares: list[float], *, by_weight: bool) -> Strategy:
+    """The same, and the share of right labels in each selection goes into `shares`."""
+
+    def select(view: View, size: int, generator: torch.Generator) -> Coreset:
+        coreset = strategy(view, size, generator)
+        shown = coreset.weights if by_weight else torch.ones_like(coreset.weights)
+        shares.append(float((shown * ~torch.isin(coreset.indices, wrong)).sum() / shown.sum()))
+        return coreset
+
+    return select
 
 
 @cache
@@ -116,7 +147,7 @@ def model_of(name: str, freeze: int):
 
 
 def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
-    """One run: accuracy, seconds without the test, selection's share of them, share of clean labels at the end."""
+    """One run: accuracy, seconds without the test, selection's share of them, share of clean labels after the warm-up."""
     torch.set_num_threads(args.threads)
     setting, (train_set, held_out) = SETTINGS[job["setting"]], data_of(job, args)
     clean = torch.tensor(train_set["labels"][:])
@@ -125,6 +156,9 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
     folder = args.results.parent / ("snli-" + "-".join(str(value) for value in job.values()))
     fraction = 1.0 if job["strategy"] == "full" else FRACTION
     epochs = job["passes"] / fraction
+    wrong = (noisy != clean).nonzero().flatten()
+    weights = "none" if job["strategy"] == "each once" else "draw"
+    strategy, shares = strategy_of(job["strategy"], setting, epochs, wrong), [1.0 - job["noise"]]
     set_seed(job["seed"])
     trainer = CoresetTrainer(
         model=model_of(args.model, setting["freeze"]),
@@ -137,20 +171,20 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
         ),
         train_dataset=train_set,
         data_collator=DataCollatorWithPadding(AutoTokenizer.from_pretrained(args.model)),
-        coreset=dict(fraction=fraction, strategy=strategy_of(job["strategy"], setting, epochs)),
+        coreset=dict(
+            fraction=fraction, weights=weights, strategy=watched(strategy, wrong, shares, by_weight=weights == "draw")
+        ),
     )  # fmt: skip
     began = {kind: clock() for kind, clock in CLOCKS.items()}
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if folder.exists() else None)
     spent = {kind: clock() - began[kind] for kind, clock in CLOCKS.items()}
-    sampler = trainer.coreset_sampler
-    coreset = sampler.coreset
     found = trainer.predict(held_out)
     shutil.rmtree(folder, ignore_errors=True)
     return {
         "accuracy": float((found.predictions.argmax(1) == found.label_ids).mean()),
         **spent,
-        "share": sampler.stats["seconds"] / spent["wall"],
-        "clean": float((coreset.weights * (noisy == clean)[coreset.indices]).sum() / coreset.weights.sum()),
+        "share": trainer.coreset_sampler.stats["seconds"] / spent["wall"],
+        "clean": fmean(shares[-(len(shares) // 2) :]),
     }
 
 
@@ -164,12 +198,14 @@ def jobs_of(args: argparse.Namespace) -> list[dict]:
         seeds = [100]
     elif args.command == "time":
         passes = setting["lengths"]
+    elif args.command == "ablation":
+        names, seeds = args.strategy or ABLATION, range(200, 200 + args.seeds)
 
     def rates(noise: float, name: str) -> tuple[float, ...]:
-        tuned = setting["tuned"].get((noise, name), setting["rates"][0])
+        tuned = setting["tuned"].get(noise, setting["rates"][0])
         return setting["rates"] if args.command == "tune" else (args.lr or tuned,)
 
-    on = "validation" if args.command == "tune" or args.validation else "test"
+    on = "validation" if args.command in ("tune", "ablation") or args.validation else "test"
     return [
         dict(setting=args.setting, on=on, noise=noise, strategy=name, lr=lr, passes=float(length), seed=seed)
         for seed in seeds for noise in noises for length in passes for name in names for lr in rates(noise, name)
@@ -195,17 +231,22 @@ def report(rows: list[dict], args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("command", choices=["run", "tune", "table", "time"])
+    add("command", choices=["run", "tune", "table", "time", "ablation"])
     add("--data", required=True, help="folder or hub id of SNLI for datasets.load_dataset")
     add("--model", required=True, help="folder or hub id of an encoder with its tokenizer")
     add("--setting", choices=SETTINGS, default="paper", help="default: %(default)s")
-    add("--strategy", choices=STRATEGIES, nargs="+", help="default: stable for run, all for the others")
+    add(
+        "--strategy",
+        choices=dict.fromkeys((*STRATEGIES, *ABLATION)),
+        nargs="+",
+        help="default: stable for run, all for the others",
+    )
     add("--noise", type=float, nargs="+", help="shares of wrong labels (default: the setting's; 0 for run)")
     add("--lr", type=float, help="default: as tuned, or the setting's first")
     add("--passes", type=float, help="over the pairs; ten epochs of a tenth are one (default: the setting's)")
     add("--validation", action="store_true", help="score on pairs of the training split set aside, not on test")
     add("--seed", type=int, default=0, help="for run (default: %(default)s)")
-    add("--seeds", type=int, default=3, help="for table and time (default: %(default)s)")
+    add("--seeds", type=int, default=3, help="for table, time and ablation (default: %(default)s)")
     add("--clock", choices=CLOCKS, default="wall", help="to report; cpu where others use the machine")
     add("--threads", type=int, default=1, help="of the CPU (default: %(default)s)")
     add("--save-steps", type=int, default=500, help="steps between checkpoints (default: %(default)s)")

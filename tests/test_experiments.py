@@ -4,7 +4,8 @@ import os
 import pytest
 import torch
 
-from coreset_sampler.experiments import curves, grouped, mean_of, rows_of, run_all, spread, with_wrong_labels
+from coreset_sampler import CoresetSampler
+from coreset_sampler.experiments import curves, grouped, mean_of, oracle, rows_of, run_all, spread, with_wrong_labels
 from coreset_sampler.picture import seconds_to, time_to_accuracy
 
 
@@ -28,6 +29,21 @@ def test_labels_of_a_class_that_is_absent_may_be_put():
 def test_a_share_or_number_of_classes_that_makes_no_sense_is_refused(share, classes, message):
     with pytest.raises(ValueError, match=message):
         with_wrong_labels(torch.zeros(10, dtype=torch.int64), share, seed=0, classes=classes)
+
+
+def test_the_oracle_draws_every_right_label_alike_and_no_wrong_one():
+    labels = torch.arange(100) % 4
+    wrong = torch.arange(0, 100, 2)
+    model, data = torch.nn.Linear(3, 4), [(torch.zeros(3), int(label)) for label in labels]
+    sampler = CoresetSampler(data, model, size=10, strategy=oracle(wrong), progress=False)
+    times = torch.zeros(100)
+    for epoch in range(400):
+        sampler.set_epoch(epoch)
+        times[sampler.select().indices] += 1
+    assert float(times[wrong].max()) == 0
+    assert float((times[1::2] - 80).abs().max()) < 40  # the standard deviation is 8
+    with pytest.raises(ValueError, match="at most 50"):
+        CoresetSampler(data, model, size=51, strategy=oracle(wrong), progress=False).select()
 
 
 def square(job):

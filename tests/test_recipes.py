@@ -239,11 +239,27 @@ def test_snli_makes_its_table(sentences, tiny_bert, tmp_path, monkeypatch, capsy
     printed = capsys.readouterr().out
     assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|doubting|full) \|.*{NUMBER}", printed)) == 10
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert all((row["clean"] < 1) == (row["noise"] > 0) for row in rows)  # the wrong labels are really there
+    everything = [row for row in rows if row["strategy"] == "full"]
+    assert all(
+        row["clean"] == pytest.approx(1 - row["noise"]) for row in everything
+    )  # the wrong labels are really there
     run(module, monkeypatch, "time", *where, "--strategy", "full", "uniform", "--noise", 0)
     assert "99 % of what full data reaches" in capsys.readouterr().out
     run(module, monkeypatch, "tune", *where, "--strategy", "uniform", "--noise", 0.3)
     assert "validation pairs, n = 1" in capsys.readouterr().out
+    some = ("each once", "half of the wrong labels left out", "all wrong labels left out")
+    run(module, monkeypatch, "ablation", *where, "--noise", 0.3, "--strategy", *some)
+    lines = re.findall(r"\| 0\.3 \| ([^|]+) \|.* ([\d.]+) \|", capsys.readouterr().out)
+    clean = {name: float(share) for name, share in lines}
+    assert tuple(clean) == some
+    assert clean["all wrong labels left out"] == 1.0 > clean["half of the wrong labels left out"]
+
+
+def test_snli_ablation_names_strategies_that_there_are():
+    pytest.importorskip("accelerate")
+    module = recipe("snli")
+    for name in module.ABLATION:
+        assert callable(module.strategy_of(name, module.SETTINGS["cpu"], 20, torch.tensor([3, 5])))
 
 
 def test_snli_validates_on_pairs_that_it_does_not_train_on(sentences, tiny_bert, monkeypatch):
