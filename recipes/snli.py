@@ -54,8 +54,9 @@ from coreset_sampler.types import Strategy, View
 FRACTION, CLASSES = 0.1, 3
 STRATEGIES = ("uniform", "crest", "stable", "doubting", "full")
 ABLATION = (
-    "uniform", "stable", "no noise", "scale 0.1", "each once", "pools of ten times keep", "first look after a quarter",
-    "doubting", "doubting, no noise", "half of the wrong labels left out", "all wrong labels left out",
+    "uniform", "stable", "no noise", "scale 0.1", "each once", "one of a class, of twelve", "one of a class, of four",
+    "first look after a quarter", "doubting", "doubting, no noise", "half of the wrong labels left out",
+    "all wrong labels left out",
 )  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     # Pools of 128 a class and a tenth of the data are the paper's; rate, batch and epochs are ours.
@@ -85,7 +86,8 @@ def strategy_of(name: str, setting: dict[str, Any], epochs: float, wrong: Tensor
         "stable": look,
         "each once": look,  # the sampler leaves the weights out
         "scale 0.1": partial(look, posterior=posterior(0.1)),
-        "pools of ten times keep": partial(look, pool_size=10 * setting["pools"]["keep"]),
+        "one of a class, of twelve": partial(look, pool_size=12 * CLASSES, keep=CLASSES),
+        "one of a class, of four": partial(look, pool_size=4 * CLASSES, keep=CLASSES),
         "first look after a quarter": look,
         "doubting": partial(look, doubt=2),
         "doubting, no noise": partial(crest, doubt=2),

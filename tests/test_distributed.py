@@ -64,6 +64,7 @@ def run_on_two(tmp_path, strategy, cls="DistributedCoresetSampler", overhead="No
     [
         "strategies.stable(pool_size=50, keep=10)",
         "strategies.stable(pool_size=50, keep=10, reuse=2)",
+        "strategies.believed(candidates=5, reuse=2)",
         "strategies.craig()",
     ],
 )
@@ -72,7 +73,7 @@ def test_two_processes_have_the_same_coreset_equal_shares_and_half_the_work(tmp_
     assert torch.equal(first["indices"], second["indices"])
     assert torch.equal(first["weights"], second["weights"])
     assert first["length"] == second["length"] == 51
-    looks = 2 if "reuse" in strategy else 1  # a look whose gradients are kept is gathered too
+    looks = 2 if "keep=10, reuse" in strategy else 1  # a look is gathered, and then what the pools keep
     gathers, broadcasts = ["all_gather_object"] * looks, ["broadcast_object_list"] * 2
     # The choice, and the BatchNorm statistics of process 0.
     assert first["calls"] == second["calls"] == gathers + broadcasts

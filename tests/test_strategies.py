@@ -4,7 +4,7 @@ from scenarios import digits, trained_net
 
 from coreset_sampler import CoresetSampler, PointMass, SphericalGaussian, cover, strategies
 from coreset_sampler.coreset import Coreset
-from coreset_sampler.strategies.belief import label_belief
+from coreset_sampler.strategies.belief import label_belief, label_probability
 from coreset_sampler.strategies.herding import match_mean
 from coreset_sampler.strategies.k_center import farthest_first
 from coreset_sampler.strategies.pools import draw_pools, quotas
@@ -17,6 +17,8 @@ EVERY = {
     "stable by root mean square": strategies.stable(root_mean_square=True),
     "stable, doubting": strategies.stable(doubt=2, pool_size=20, keep=5),
     "stable, reusing a look": strategies.stable(reuse=4, pool_size=20, keep=5),
+    "stable, one of three": strategies.stable(pool_size=3, keep=1),
+    "believed, reusing a look": strategies.believed(reuse=4, doubt=1),
     "stable, proportional": strategies.stable(balance="proportional"),
 }
 
@@ -277,7 +279,9 @@ def test_label_belief_is_the_exact_posterior_of_labels_that_were_replaced_at_ran
     wrong = torch.rand(k, generator=generator) < share
     labels = torch.where(wrong, (true + torch.randint(1, classes, (k,), generator=generator)) % classes, true)
     gradients = probabilities - torch.nn.functional.one_hot(labels, classes)
-    right = label_belief(gradients[None], labels, torch.tensor([k // 2, k // 2]))
+    asked = label_probability(gradients[None], labels)
+    assert torch.allclose(asked, probabilities.gather(1, labels[:, None])[:, 0])
+    right = label_belief(asked, torch.tensor([k // 2, k // 2]), classes)
     assert float(1 - right.mean()) == pytest.approx(share, abs=0.02)
     for low in (0.1, 0.3, 0.5, 0.7, 0.9):
         some = (right - low).abs() < 0.1
@@ -286,12 +290,82 @@ def test_label_belief_is_the_exact_posterior_of_labels_that_were_replaced_at_ran
 
 
 def test_label_belief_of_a_pool_does_not_depend_on_the_pools_beside_it():
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(4, (90,), generator=generator)
-    gradients = torch.softmax(torch.randn(3, 90, 4, generator=generator), -1) - torch.nn.functional.one_hot(labels, 4)
-    together = label_belief(gradients, labels, torch.tensor([30, 60]))
-    assert torch.equal(together[:30], label_belief(gradients[:, :30], labels[:30], torch.tensor([30])))
-    assert torch.equal(together[30:], label_belief(gradients[:, 30:], labels[30:], torch.tensor([60])))
+    asked = torch.rand(90, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    together = label_belief(asked, torch.tensor([30, 60]), 4)
+    assert torch.equal(together[:30], label_belief(asked[:30], torch.tensor([30]), 4))
+    assert torch.equal(together[30:], label_belief(asked[30:], torch.tensor([60]), 4))
+
+
+def epochs_of(sampler, count):
+    """The examples that each of so many selections keeps."""
+    kept = []
+    for epoch in range(count):
+        sampler.set_epoch(epoch)
+        kept.append(sampler.select().indices)
+    return kept
+
+
+def test_believed_is_a_pass_over_the_data_where_no_label_is_doubted():
+    data = torch.utils.data.TensorDataset(digits().tensors[0][:1200], torch.arange(1200) % 10)
+    sampler = CoresetSampler(data, trained_net(), size=120, strategy=strategies.believed(doubt=0, reuse=10))
+    kept = epochs_of(sampler, 20)
+    for look in (kept[:10], kept[10:]):
+        assert torch.equal(torch.cat(look).sort().values, torch.arange(1200))
+    assert not torch.equal(kept[0].sort().values, kept[10].sort().values)
+    assert sampler.stats["forward_examples"] == 2 * 1200
+
+
+def test_believed_shows_examples_in_proportion_to_their_chance():
+    """Within a class an example's times are those that its chance entitles it to, rounded up or down."""
+    x, y = digits().tensors[0], digits().tensors[1].clone()
+    y[::4] = (y[::4] + 3) % 10
+    data = torch.utils.data.TensorDataset(x, y)
+    sampler = CoresetSampler(data, trained_net(), size=100, strategy=strategies.believed(doubt=1, reuse=60))
+    times = torch.bincount(torch.cat(epochs_of(sampler, 60)), minlength=len(y)).double()
+    memory = sampler.state_dict()["memory"]
+    chance = torch.zeros(len(y), dtype=torch.float64).scatter(0, memory["candidates"], memory["chance"])
+    for c in range(10):
+        own = y == c
+        served = times[own].sum() / chance[own].sum()
+        assert float((times[own] - served * chance[own]).abs().max()) < 1.5
+    wrong = torch.zeros(len(y), dtype=torch.bool)
+    wrong[::4] = True
+    assert float(times[wrong].sum() / times.sum()) < 0.06  # of a quarter
+    assert sampler.stats["wrong_labels"] == pytest.approx(0.25, abs=0.05)
+
+
+def test_believed_saved_in_the_middle_of_a_look_goes_on_as_it_would_have():
+    def sampler():
+        return CoresetSampler(digits(), trained_net(), size=100, strategy=strategies.believed(reuse=5))
+
+    whole, first, second = sampler(), sampler(), sampler()
+    expected = epochs_of(whole, 4)
+    epochs_of(first, 2)
+    second.load_state_dict(first.state_dict())
+    for epoch in (2, 3):
+        second.set_epoch(epoch)
+        assert torch.equal(second.select().indices, expected[epoch])
+    assert second.stats["forward_examples"] == whole.stats["forward_examples"]
+
+
+def test_believed_keeps_classes_equal_or_in_proportion_and_weighs_them_by_their_size():
+    y = torch.cat([torch.zeros(900), torch.ones(300)]).long()
+    data = torch.utils.data.TensorDataset(digits().tensors[0][:1200], y)
+    for balance, quota in (("equal", [50, 50]), ("proportional", [75, 25])):
+        strategy = strategies.believed(balance=balance, reuse=3)
+        coreset = CoresetSampler(data, trained_net(), size=100, strategy=strategy).select()
+        own = y[coreset.indices]
+        assert torch.bincount(own).tolist() == quota
+        assert [float(coreset.weights[own == c].sum()) for c in (0, 1)] == pytest.approx([900, 300])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [dict(doubt=-1), dict(candidates=0), dict(reuse=0), dict(draws=0), dict(balance="no"), dict(doubt=float("nan"))],
+)
+def test_believed_says_what_is_wrong(settings):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} must be"):
+        strategies.believed(**settings)
 
 
 def test_pools_are_disjoint_balanced_and_of_the_size_asked_for():

@@ -1,5 +1,6 @@
 """Ways to choose: each is a function that builds a `Strategy`, one file each."""
 
+from .believed import believed
 from .craig import craig
 from .crest import crest
 from .forgetting import forgetting
@@ -9,4 +10,4 @@ from .stable import stable
 from .uniform import uniform
 from .warm_up import warm_up
 
-__all__ = ["craig", "crest", "forgetting", "herding", "k_center", "stable", "uniform", "warm_up"]
+__all__ = ["believed", "craig", "crest", "forgetting", "herding", "k_center", "stable", "uniform", "warm_up"]

@@ -8,11 +8,17 @@ from torch import Tensor
 _ROUNDS = 30  # of expectation-maximisation; the estimate changes by less than 0.01 after a dozen
 
 
-def label_belief(gradients: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
-    r"""The probability `(k,)` that each candidate's label is right; `gradients` are `(draws, k, classes)`.
+def label_probability(gradients: Tensor, labels: Tensor) -> Tensor:
+    """What the draws give each label on average `(k,)`; `gradients` are `(draws, k, classes)`."""
+    rows = torch.arange(len(labels))
+    return 1 + gradients[:, rows, labels].double().mean(0)  # the gradient at the label is p(label) - 1
 
-    With $q$ the probability that the draws give the label on average, and a share $\epsilon$ of the labels replaced by
-    one of the $C - 1$ others at random, Bayes' rule says that a label is right with probability
+
+def label_belief(probability: Tensor, lengths: Tensor, classes: int) -> Tensor:
+    r"""The probability `(k,)` that each candidate's label is right, by the `probability` $q$ that the draws give it.
+
+    If a share $\epsilon$ of the labels was replaced by one of the $C - 1$ others at random, Bayes' rule says that a label
+    is right with probability
 
     $$r = \frac{(1 - \epsilon)\, q}{(1 - \epsilon)\, q + \epsilon\, (1 - q) / (C - 1)}.$$
 
@@ -21,10 +27,7 @@ def label_belief(gradients: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
     likelier right than wrong if the model finds it likelier than chance. An untrained model knows nothing and doubts all
     labels alike; one that has learned clean labels finds next to none wrong.
     """
-    classes = gradients.shape[-1]
-    rows = torch.arange(len(labels))
-    label_probability = 1 + gradients[:, rows, labels].double().mean(0)  # the gradient at the label is p(label) - 1
-    q = label_probability.clamp(1e-12, 1.0)
+    q = probability.clamp(1e-12, 1.0)
     if classes < 2:
         return torch.ones_like(q)
     pool = torch.repeat_interleave(torch.arange(len(lengths)), lengths)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ..types import Draw, Posterior, View
-from .belief import label_belief
-from .pools import Pool
+from .belief import label_belief, label_probability
+from .pools import Pool, Row
 
 Deal = Callable[[Tensor], list[Pool]]
 """Deals examples with these labels into pools."""
 
-_ROWS_A_SHARE = 256  # small enough to share a look out evenly over processes
+ROWS_A_SHARE = 256  # small enough to share a look out evenly over processes
 
 
 class PoolByPool:
@@ -32,7 +32,8 @@ class PoolByPool:
     def belief(self, pools: Sequence[Pool], indices: Tensor, gradients: Tensor) -> Tensor:
         """How likely each label is right `(k,)`, judged within its pool."""
         lengths = torch.tensor([len(pool.indices) for pool in pools])
-        return label_belief(gradients, self._view.labels[indices], lengths)
+        q = label_probability(gradients, self._view.labels[indices])
+        return label_belief(q, lengths, gradients.shape[-1])
 
 
 class AtOnce:
@@ -54,7 +55,7 @@ class AtOnce:
         if left == 0:
             candidates = random_of_each_class(view.labels, min(wanted, len(view.labels)), balance, generator)
             samples = posterior.draw(view, draws, generator)
-            chunks = list(candidates.split(_ROWS_A_SHARE))
+            chunks = list(candidates.split(ROWS_A_SHARE))
             parts = view.gather(list(view.gradients(view.mine(chunks), samples)))
             view.memory.update(candidates=candidates, gradients=torch.cat(parts, 1))
             left = reuse
@@ -71,12 +72,10 @@ class AtOnce:
         counts = torch.bincount(self._labels)
         looked = torch.bincount(self._labels[self._candidates], minlength=len(counts))
         share = counts / looked.double()  # examples a candidate
-        pools = []
-        for pool in dealt:
-            indices = self._candidates[pool.indices]
-            classes = self._labels[indices[pool.starts[:-1]]]
-            pools.append(pool._replace(indices=indices, stands_for=pool.stands_for * share[classes]))
-        return pools
+        row = Row.of(dealt)
+        indices = self._candidates[row.indices]
+        stands_for = row.stands_for * share[self._labels[indices[row.starts[:-1]]]]
+        return row._replace(indices=indices, stands_for=stands_for).pools()
 
     def gradients(self, groups: Sequence[Tensor]) -> Iterator[Tensor]:
         """For each group of indices `(k,)` the gradients `(draws, k, classes)`."""
@@ -86,7 +85,8 @@ class AtOnce:
         """How likely each label is right `(k,)`, judged among all candidates: more to go by than a pool."""
         if self._beliefs is None:
             everyone = torch.tensor([len(self._candidates)])
-            self._beliefs = label_belief(self._table, self._labels[self._candidates], everyone)
+            q = label_probability(self._table, self._labels[self._candidates])
+            self._beliefs = label_belief(q, everyone, self._table.shape[-1])
         return self._beliefs[self._row[indices]]
 
 

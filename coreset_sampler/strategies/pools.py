@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,48 @@ class Pool(NamedTuple):
     sizes: Tensor
     stands_for: Tensor
     """How many examples of the full data one candidate of class `g` speaks for."""
+
+
+class Row(NamedTuple):
+    """Pools one after the other, as few tensors: what is done to all of them is as fast for many as for one."""
+
+    indices: Tensor
+    lengths: Tensor
+    """Candidates of each class of each pool."""
+    sizes: Tensor
+    stands_for: Tensor
+    classes: Tensor
+    """How many classes each pool has."""
+
+    @classmethod
+    def of(cls, pools: Sequence[Pool]) -> Row:
+        """These pools in a row."""
+        indices, starts, sizes, stands_for = (torch.cat(column) for column in zip(*pools, strict=True))
+        classes = torch.tensor([len(pool.sizes) for pool in pools])
+        within = torch.ones(len(starts) - 1, dtype=torch.bool)
+        within[(torch.cumsum(classes + 1, 0) - 1)[:-1]] = False  # from the end of a pool to the start of the next
+        return cls(indices, starts.diff()[within], sizes, stands_for, classes)
+
+    @property
+    def starts(self) -> Tensor:
+        """Where each class of each pool begins, and the end."""
+        return torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(self.lengths, 0)])
+
+    def pools(self) -> list[Pool]:
+        """Cut apart again."""
+        ends, starts = torch.cumsum(self.classes, 0), self.starts
+        begin = starts[ends - self.classes]
+        pool = torch.repeat_interleave(torch.arange(len(self.classes)), self.classes)
+        own_starts = torch.zeros(len(pool) + len(self.classes), dtype=torch.int64)
+        own_starts[torch.arange(len(pool)) + pool + 1] = starts[1:] - begin[pool]
+        classes = self.classes.tolist()
+        columns = (
+            self.indices.split((starts[ends] - begin).tolist()),
+            own_starts.split([count + 1 for count in classes]),
+            self.sizes.split(classes),
+            self.stands_for.split(classes),
+        )
+        return [Pool(*parts) for parts in zip(*columns, strict=True)]
 
 
 def quotas(labels: Tensor, size: int, balance: str, generator: torch.Generator) -> Tensor:
@@ -84,11 +127,10 @@ def draw_pools(
     by_class = shuffled[torch.argsort(labels[shuffled], stable=True)]
     class_start = (torch.cumsum(counts, 0) - counts)[cells[0]]
     stands_for = counts[cells[0]].double() / take.double()
-    first, last = (class_start + start).tolist(), (class_start + stop).tolist()
-    pools: list[Pool] = []
     order = torch.argsort(cells[1], stable=True)
-    for pool_cells in order.split(torch.bincount(cells[1], minlength=n_pools).tolist()):
-        slices = [by_class[first[c] : last[c]] for c in pool_cells.tolist()]
-        lengths = torch.tensor([0] + [len(s) for s in slices])
-        pools.append(Pool(torch.cat(slices), torch.cumsum(lengths, 0), kept[pool_cells], stands_for[pool_cells]))
-    return pools
+    lengths = (stop - start)[order]
+    rows = torch.arange(int(lengths.sum())) + torch.repeat_interleave(
+        (class_start + start)[order] - (torch.cumsum(lengths, 0) - lengths), lengths
+    )
+    row = Row(by_class[rows], lengths, kept[order], stands_for[order], torch.bincount(cells[1], minlength=n_pools))
+    return row.pools()

@@ -13,7 +13,7 @@ from ..facility_location import cover_groups
 from ..posterior import SphericalGaussian
 from ..types import Posterior, Strategy, View
 from .look import AtOnce, PoolByPool
-from .pools import BALANCES, Pool, draw_pools
+from .pools import BALANCES, Pool, Row, draw_pools
 
 _ROWS_AT_ONCE = 4096  # candidates whose gradients are in memory together
 
@@ -150,10 +150,8 @@ def _together(pools: list[Pool]) -> list[list[Pool]]:
 
 def _joined(pools: list[Pool]) -> Pool:
     """Several pools as one list of groups, a class of a pool each."""
-    lengths = torch.cat([pool.starts.diff() for pool in pools])
-    starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(lengths, 0)])
-    indices, _, sizes, stands_for = (torch.cat(column) for column in zip(*pools, strict=True))
-    return Pool(indices, starts, sizes, stands_for)
+    row = Row.of(pools)
+    return Pool(row.indices, row.starts, row.sizes, row.stands_for)
 
 
 def _whole_pools(pool: Pool, classes: list[int]) -> Pool:

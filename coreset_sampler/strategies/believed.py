@@ -1,0 +1,106 @@
+"""Believed: random examples, in turn, the less often the less the model believes their labels."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..coreset import Coreset
+from ..posterior import PointMass
+from ..types import Posterior, Strategy, View
+from .belief import label_belief, label_probability
+from .look import ROWS_A_SHARE, random_of_each_class
+from .pools import BALANCES, quotas
+
+_LEAST_CHANCE = 1e-6  # of an example whose label the model finds impossible
+
+
+def believed(
+    *,
+    doubt: float = 2.0,
+    candidates: int = 4,
+    reuse: int = 1,
+    posterior: Posterior | None = None,
+    draws: int = 1,
+    balance: str = "equal",
+) -> Strategy:
+    r"""Keeps random examples, each class's own in turn, with chances that go by how far the model believes their labels.
+
+    A label that is right with probability $r$, by what the model says (see `belief.py`), has a chance in proportion to
+    $r^{\text{doubt}}$: 0 trusts all labels, 1 goes by the odds, 2 allows for a model that already believes some of the
+    wrong ones. What was kept goes to the end of the queue, so that as long as a look serves, examples of equal belief are
+    shown equally often: where no label is doubted, that is a pass over the data. The share of wrong labels is estimated
+    on the way (`wrong_labels` in the sampler's stats).
+
+    A look takes `candidates` examples for each one to keep and serves `reuse` selections. `posterior` and `draws` say at
+    which weights to look, by default the current ones. Cost: `min(n, reuse * size * candidates)` examples through the
+    model, `draws` times, and two numbers each between selections.
+    """
+    if not 0 <= doubt < math.inf:
+        raise ValueError(f"doubt must be 0 or more, 0 to trust all labels, got {doubt}")
+    if candidates < 1:
+        raise ValueError(f"candidates must be at least 1 for each example to keep, got {candidates}")
+    if reuse < 1:
+        raise ValueError(f"reuse must be at least 1 selection, got {reuse}")
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    if balance not in BALANCES:
+        raise ValueError(f"balance must be one of {BALANCES}, got {balance!r}")
+    return partial(
+        in_turn,
+        doubt=doubt,
+        candidates=candidates,
+        reuse=reuse,
+        posterior=PointMass() if posterior is None else posterior,
+        draws=draws,
+        balance=balance,
+    )
+
+
+def in_turn(
+    view: View,
+    size: int,
+    generator: torch.Generator,
+    *,
+    doubt: float,
+    candidates: int,
+    reuse: int,
+    posterior: Posterior,
+    draws: int,
+    balance: str,
+) -> Coreset:
+    """The selection itself. An example comes up again after a time that is the inverse of its chance."""
+    memory = view.memory
+    left = int(memory.get("uses_left", torch.zeros(())))
+    if left == 0:
+        wanted = min(len(view.labels), reuse * size * candidates)
+        chosen = random_of_each_class(view.labels, wanted, balance, generator)
+        right = _belief(view, chosen, posterior, draws, generator)
+        chance = (right**doubt).clamp(min=_LEAST_CHANCE)
+        first_time = torch.rand(len(chosen), generator=generator, dtype=torch.float64) / chance
+        memory.update(candidates=chosen, chance=chance, due=first_time, wrong_labels=1 - right.mean())
+        left = reuse
+    memory["uses_left"] = torch.tensor(left - 1)
+    view.report(wrong_labels=float(memory["wrong_labels"]))
+    labels = view.labels[memory["candidates"]]
+    quota, counts = quotas(view.labels, size, balance, generator), torch.bincount(view.labels)
+    first = torch.argsort(memory["due"], stable=True)
+    first = first[torch.argsort(labels[first], stable=True)]
+    looked = torch.bincount(labels, minlength=len(counts))
+    rank = torch.arange(len(first)) - (torch.cumsum(looked, 0) - looked)[labels[first]]
+    picks = first[rank < quota[labels[first]]]
+    memory["due"] = memory["due"].index_add(0, picks, 1 / memory["chance"][picks])
+    weights = (counts / quota.clamp(min=1).double())[labels[picks]]
+    return Coreset(memory["candidates"][picks], weights * len(view.labels) / weights.sum())
+
+
+def _belief(view: View, chosen: Tensor, posterior: Posterior, draws: int, generator: torch.Generator) -> Tensor:
+    samples = posterior.draw(view, draws, generator)
+    mine = view.mine(list(chosen.split(ROWS_A_SHARE)))
+    seen = zip(mine, view.gradients(mine, samples), strict=True)
+    parts = view.gather([(label_probability(g, view.labels[rows]), g.shape[-1]) for rows, g in seen])
+    probability, classes = torch.cat([q for q, _ in parts]), parts[0][1]  # classes of the model, not only of the labels
+    return label_belief(probability, torch.tensor([len(chosen)]), classes)
