@@ -75,7 +75,7 @@ def test_cifar10_makes_its_table_and_takes_finished_runs_from_the_log(
     table = ("table", "--data", digits_folder, "--setting", "cpu", "--seeds", 1, "--results", log)
     run(cifar10, monkeypatch, *table)
     printed = capsys.readouterr().out
-    assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|doubting|full) \|.*{NUMBER}", printed)) == 10
+    assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|believed|full) \|.*{NUMBER}", printed)) == 10
     lines = log.read_text().splitlines()
     assert len(lines) == 10
     monkeypatch.setattr(cifar10, "train", lambda job, args: pytest.fail("run again"))
@@ -237,7 +237,7 @@ def test_snli_makes_its_table(sentences, tiny_bert, tmp_path, monkeypatch, capsy
     where = ("--data", sentences, "--model", tiny_bert, "--setting", "cpu", "--seeds", 1, *files)
     run(module, monkeypatch, "table", *where)
     printed = capsys.readouterr().out
-    assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|doubting|full) \|.*{NUMBER}", printed)) == 10
+    assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|believed|full) \|.*{NUMBER}", printed)) == 10
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     everything = [row for row in rows if row["strategy"] == "full"]
     assert all(
@@ -247,7 +247,7 @@ def test_snli_makes_its_table(sentences, tiny_bert, tmp_path, monkeypatch, capsy
     assert "99 % of what full data reaches" in capsys.readouterr().out
     run(module, monkeypatch, "tune", *where, "--strategy", "uniform", "--noise", 0.3)
     assert "validation pairs, n = 1" in capsys.readouterr().out
-    some = ("each once", "half of the wrong labels left out", "all wrong labels left out")
+    some = ("four of twelve, each once", "half of the wrong labels left out", "all wrong labels left out")
     run(module, monkeypatch, "ablation", *where, "--noise", 0.3, "--strategy", *some)
     lines = re.findall(r"\| 0\.3 \| ([^|]+) \|.* ([\d.]+) \|", capsys.readouterr().out)
     clean = {name: float(share) for name, share in lines}
