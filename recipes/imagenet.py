@@ -44,7 +44,7 @@ from coreset_sampler.experiments import CLOCKS, grouped, mean_of, oracle, run_al
 from coreset_sampler.types import Strategy
 
 LABEL_SMOOTHING, WARM_UP = 0.1, 0.1  # warm-up of the learning rate: share of the steps
-STRATEGIES = ("uniform", "crest", "stable", "doubting", "oracle", "full")
+STRATEGIES = ("uniform", "crest", "stable", "believed", "oracle", "full")
 DRAWS = 2  # the paper's for ImageNet
 
 
@@ -99,7 +99,7 @@ def strategy_of(name: str, args: argparse.Namespace, wrong: Tensor) -> Strategy:
         "full": strategies.uniform,
         "crest": partial(strategies.crest, **pools),
         "stable": stable,
-        "doubting": partial(stable, doubt=2),
+        "believed": partial(strategies.believed, reuse=args.reuse, balance="proportional"),
         "oracle": partial(oracle, wrong),
     }[name]()
     return strategies.warm_up(chosen, selections=args.warm_up)

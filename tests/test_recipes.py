@@ -342,10 +342,10 @@ def test_imagenet_makes_a_table_of_strategies_on_images_set_aside(
     monkeypatch.setattr(
         imagenet, "accuracy", lambda model, data, args: seen.append(data) or accuracy(model, data, args)
     )
-    options = ("--strategy", "full", "crest", "doubting", "--noise", 0.2, "--seeds", 2, "--validation", "--epochs", 5)
+    options = ("--strategy", "full", "crest", "believed", "--noise", 0.2, "--seeds", 2, "--validation", "--epochs", 5)
     run(imagenet, monkeypatch, "--data", image_folder, *TOY, *options, "--output", tmp_path)
     printed = capsys.readouterr().out
-    assert re.findall(rf"\| 0\.2 \| (\w+) \| {NUMBER}", printed) == ["full", "crest", "doubting"]
+    assert re.findall(rf"\| 0\.2 \| (\w+) \| {NUMBER}", printed) == ["full", "crest", "believed"]
     assert "n = 2 seeds" in printed
     assert [len(data) for data in seen] == [20] * 6
     assert not list(tmp_path.glob("*.new"))

@@ -112,6 +112,16 @@ def test_a_perturbation_changes_the_choice():
     assert not torch.equal(stable.indices, crest.indices)
 
 
+def test_one_kept_of_a_class_is_a_median_and_two_stand_for_wrong_labels_too():
+    """Of ten candidates, four with another gradient: the one that is kept is among the six, two are one of each."""
+    majority = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)) * 0.1
+    minority = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)) * 0.1 + 2
+    vectors = torch.cat([majority, minority])
+    one, two = cover(vectors, 1), cover(vectors, 2)
+    assert int(one.indices) < 6
+    assert sorted(zip((two.indices < 6).tolist(), two.weights.tolist(), strict=True)) == [(False, 4.0), (True, 6.0)]
+
+
 def naive_greedy(distances, size):
     picks = []
     nearest = torch.full((len(distances),), torch.inf, dtype=torch.float64)
