@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
@@ -12,8 +11,8 @@ from ..coreset import Coreset
 from ..posterior import PointMass
 from ..types import Posterior, Strategy, View
 from .belief import label_belief, label_probability
-from .look import ROWS_A_SHARE, random_of_each_class
-from .pools import BALANCES, quotas
+from .look import ROWS_A_SHARE, check_settings, random_of_each_class
+from .pools import quotas
 
 _LEAST_CHANCE = 1e-6  # of an example whose label the model finds impossible
 
@@ -39,16 +38,9 @@ def believed(
     which weights to look, by default the current ones. Cost: `min(n, reuse * size * candidates)` examples through the
     model, `draws` times, and two numbers each between selections.
     """
-    if not 0 <= doubt < math.inf:
-        raise ValueError(f"doubt must be 0 or more, 0 to trust all labels, got {doubt}")
+    check_settings(draws=draws, balance=balance, doubt=doubt, reuse=reuse)
     if candidates < 1:
         raise ValueError(f"candidates must be at least 1 for each example to keep, got {candidates}")
-    if reuse < 1:
-        raise ValueError(f"reuse must be at least 1 selection, got {reuse}")
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
-    if balance not in BALANCES:
-        raise ValueError(f"balance must be one of {BALANCES}, got {balance!r}")
     return partial(
         in_turn,
         doubt=doubt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -9,12 +10,24 @@ from torch import Tensor
 
 from ..types import Draw, Posterior, View
 from .belief import label_belief, label_probability
-from .pools import Pool, Row
+from .pools import BALANCES, Pool, Row
 
 Deal = Callable[[Tensor], list[Pool]]
 """Deals examples with these labels into pools."""
 
 ROWS_A_SHARE = 256  # small enough to share a look out evenly over processes
+
+
+def check_settings(*, draws: int, balance: str, doubt: float, reuse: int) -> None:
+    """What strategies that look at candidates have in common."""
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    if balance not in BALANCES:
+        raise ValueError(f"balance must be one of {BALANCES}, got {balance!r}")
+    if not 0 <= doubt < math.inf:
+        raise ValueError(f"doubt must be 0 or more, 0 to trust all labels, got {doubt}")
+    if reuse < 1:
+        raise ValueError(f"reuse must be at least 1 selection, got {reuse}")
 
 
 class PoolByPool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
@@ -12,8 +11,8 @@ from ..coreset import Coreset
 from ..facility_location import cover_groups
 from ..posterior import SphericalGaussian
 from ..types import Posterior, Strategy, View
-from .look import AtOnce, PoolByPool
-from .pools import BALANCES, Pool, Row, draw_pools
+from .look import AtOnce, PoolByPool, check_settings
+from .pools import Pool, Row, draw_pools
 
 _ROWS_AT_ONCE = 4096  # candidates whose gradients are in memory together
 
@@ -49,16 +48,9 @@ def stable(
     `min(n, reuse * size * pool_size / keep)` candidates through the model, `draws` times each less what the draws share.
     With `reuse=1` gradients are dropped as soon as their pools are done; else `draws * classes` numbers a candidate stay.
     """
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+    check_settings(draws=draws, balance=balance, doubt=doubt, reuse=reuse)
     if not 1 <= keep <= pool_size:
         raise ValueError(f"keep must be between 1 and pool_size={pool_size}, got {keep}")
-    if balance not in BALANCES:
-        raise ValueError(f"balance must be one of {BALANCES}, got {balance!r}")
-    if not 0 <= doubt < math.inf:
-        raise ValueError(f"doubt must be 0 or more, 0 to trust all labels, got {doubt}")
-    if reuse < 1:
-        raise ValueError(f"reuse must be at least 1 selection, got {reuse}")
     return partial(
         cover_pools,
         posterior=SphericalGaussian() if posterior is None else posterior,
