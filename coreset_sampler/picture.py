@@ -19,7 +19,7 @@ _TILE = 72  # pixels on screen that an image gets, about
 _GAP = 5
 _TOP, _MARGIN = 78, 20
 _INK, _FAINT = "#1a1a1a", "#6e6e6e"
-_COLOURS = {"full": "#1a1a1a", "uniform": "#888888", "crest": "#d98a2b", "stable": "#2b6cb0", "doubting": "#2f855a"}
+_COLOURS = {"full": "#1a1a1a", "uniform": "#888888", "crest": "#d98a2b", "stable": "#2b6cb0", "believed": "#2f855a"}
 
 
 def draw(coreset: SyntheticCoreset, path: str | os.PathLike[str], *, rows: int = 20, columns: int = 10) -> None:
