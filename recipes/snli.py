@@ -15,13 +15,14 @@ Finished runs are kept in --results, line by line, and a run in progress as the 
 killed goes on where it was (its seconds are then those since it went on).
 
 Measured (`table --setting cpu --clock cpu`: MiniLM, half of it frozen, 4,000 pairs, 2 passes; 3,000 test pairs, n = 3, mean
-± standard deviation; one rate for all, chosen for uniform on validation pairs; one thread beside another, CPU seconds):
+± standard deviation; one rate for all, chosen for uniform on validation pairs):
 
-    noise   uniform         CREST           stable          seconds: uniform, CREST, stable
-    0       0.726 ± 0.003   0.718 ± 0.011   0.719 ± 0.007   128, 173, 185
-    0.3     0.607 ± 0.028   0.612 ± 0.020   0.613 ± 0.017   122, 174, 175
+    noise   uniform         CREST           stable          believed        selection: CREST, stable, believed
+    0.3     0.607 ± 0.028   0.612 ± 0.007   0.613 ± 0.009   0.620 ± 0.003   27 %, 30 %, 28 %
+    0       0.726 ± 0.003   0.699 (n = 1)   0.710 (n = 1)   0.715 (n = 1)
 
-So there is no gain in two passes, and selection takes 30 % of the time; more in recipes/README.md.
+So there is no gain that stands out of the spread; an oracle that knows wrong labels gains 6 points.
+Why, and the paper's ratio of pools at n = 3, is in recipes/README.md.
 """
 
 from __future__ import annotations
