@@ -28,6 +28,7 @@ Why, and the paper's ratio of pools at n = 3, is in recipes/README.md.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 from functools import cache, partial
@@ -153,7 +154,7 @@ def model_of(name: str, freeze: int):
 
 
 def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
-    """One run: accuracy, seconds without the test, selection's share of them, share of clean labels after the warm-up."""
+    """One run: accuracy, seconds without the test, selection's share of them, share of clean labels in the second half."""
     torch.set_num_threads(args.threads)
     setting, (train_set, held_out) = SETTINGS[job["setting"]], data_of(job, args)
     clean = torch.tensor(train_set["labels"][:])
@@ -164,7 +165,7 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
     epochs = job["passes"] / fraction
     wrong = (noisy != clean).nonzero().flatten()
     weights = "none" if job["strategy"].endswith("each once") else "draw"
-    strategy, shares = strategy_of(job["strategy"], setting, epochs, wrong), [1.0 - job["noise"]]
+    strategy, shares = strategy_of(job["strategy"], setting, epochs, wrong), list[float]()
     set_seed(job["seed"])
     trainer = CoresetTrainer(
         model=model_of(args.model, setting["freeze"]),
@@ -190,7 +191,7 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
         "accuracy": float((found.predictions.argmax(1) == found.label_ids).mean()),
         **spent,
         "share": trainer.coreset_sampler.stats["seconds"] / spent["wall"],
-        "clean": fmean(shares[-(len(shares) // 2) :]),
+        "clean": fmean(shares[len(shares) // 2 :] or [math.nan]),  # none if it went on after the last selection
     }
 
 
