@@ -68,6 +68,7 @@ class Setting:
     n: int | None  # training examples, or all
     passes: float  # over the training examples; ten epochs of a tenth are one
     weight_decay: float
+    nesterov: bool
     decay: Callable[[float], float]  # of the learning rate, over the share of the run that is done
     shift: int | None  # pixels an image is moved by at most, and it may be mirrored; None leaves images as they are
     pools: dict[str, int]
@@ -125,12 +126,12 @@ def cosine(done: float) -> float:
 
 SETTINGS = {
     "paper": Setting(
-        network=resnet20, n=None, passes=20, weight_decay=1e-4, decay=steps_down, shift=4,
-        pools=dict(pool_size=500, keep=128), posterior=SphericalGaussian(0.1, "norm"), warm_up=0,
+        network=resnet20, n=None, passes=20, weight_decay=1e-4, nesterov=False, decay=steps_down, shift=4,
+        pools=dict(pool_size=500, keep=128, reuse=10), posterior=SphericalGaussian(0.1, "norm"), warm_up=0,
         noises=(0.0, 0.1, 0.3, 0.5, 0.8), lengths=(5, 10, 20, 200), trials=((0.1, 128),), tuned={},
     ),
     "cpu": Setting(
-        network=small, n=10_000, passes=10, weight_decay=5e-4, decay=cosine, shift=2,
+        network=small, n=10_000, passes=10, weight_decay=5e-4, nesterov=True, decay=cosine, shift=2,
         pools=dict(pool_size=5, keep=1, reuse=10), posterior=SphericalGaussian(0.01, "norm", redraw=1), warm_up=0.1,
         noises=(0.0, 0.3, 0.5), lengths=(2.5, 5, 10, 20), trials=((0.05, 32), (0.02, 32)),
         # by `tune`; for all others the first trial was the best
@@ -250,9 +251,12 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
     steps = epochs * len(loader)
     if not steps:
         raise SystemExit(f"--batch-size {job['batch_size']} is larger than an epoch of {sampler.size} examples")
-    optimizer = torch.optim.SGD(model.parameters(), job["lr"], 0.9, nesterov=True, weight_decay=setting.weight_decay)
+    optimizer = torch.optim.SGD(
+        model.parameters(), job["lr"], 0.9, nesterov=setting.nesterov, weight_decay=setting.weight_decay
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: setting.decay((step + 1) / steps))
-    scaler = torch.amp.GradScaler(enabled=device.type == "cuda")
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if device.type == "cuda" else None
+    scaler = torch.amp.GradScaler(enabled=dtype is torch.float16)
     parts = dict(model=model, optimizer=optimizer, schedule=schedule, scaler=scaler, sampler=sampler)
     checkpoint = args.results.parent / ("cifar10-" + "-".join(str(value) for value in job.values()) + ".pt")
     first, clean, distinct, spent = 0, 0.0, 0.0, dict.fromkeys(CLOCKS, 0.0)
@@ -267,14 +271,14 @@ def train(job: dict, args: argparse.Namespace) -> dict[str, float]:
         torch.manual_seed(1_000_003 * seed + 1_009 * epoch + rank)  # so that a resumed run augments as it would have
         sampler.set_epoch(epoch)
         parallel.train()
-        with torch.autocast(device.type, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
             coreset = sampler.select_if_due()  # in the precision of the training
         shown = coreset.weights if sampler.weights == "draw" else torch.ones_like(coreset.weights)
         clean += float((shown * (noisy == labels)[coreset.indices]).sum() / shown.sum()) / epochs
         distinct += sampler.stats["distinct"] / epochs
         for x, y in loader:
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-            with torch.autocast(device.type, enabled=device.type == "cuda"):
+            with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss = cross_entropy(parallel(x), y)
             optimizer.zero_grad()
             scaler.scale(loss).backward()
@@ -363,6 +367,7 @@ def main() -> None:
     add("--clock", choices=CLOCKS, default="wall", help="to report; cpu where others use the machine")
     add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
     add("--threads", type=int, default=1, help="of the CPU, for a run (default: %(default)s)")
+    add("--bf16", action="store_true", help="train and select under bfloat16 autocast, for CPUs that have it")
     add("--save-every", type=float, default=60, help="seconds between checkpoints (default: %(default)s)")
     add("--results", type=Path, default=Path("runs/cifar10.jsonl"), help="default: %(default)s")
     add("--picture", type=Path, default=Path("runs/cifar10_time.png"), help="of time (default: %(default)s)")
