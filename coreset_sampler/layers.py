@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from .types import Layers
@@ -41,6 +44,22 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def check_ready(model: nn.Module) -> None:
+    """Refuses a model whose parameters have no values yet."""
+    for name, value in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(value):
+            raise ValueError(
+                f"{name} of {type(model).__name__} is lazy and has never been run, and a selection must not be what gives "
+                "it its first values. Run the model on one batch before the first selection."
+            )
+        if value.is_meta:
+            raise ValueError(
+                f"{name} of {type(model).__name__} is on the meta device, where a tensor has no values (so are weights that "
+                "accelerate has offloaded). Load the model onto a real device before the first selection, or select with "
+                "a copy that is."
+            )
+
+
 def matrix_layers(model: nn.Module) -> list[str]:
     """The names of all layers with a weight matrix, also one behind a parametrization such as weight norm."""
     found = []
@@ -64,7 +83,11 @@ def head_name(model: nn.Module) -> str:
 
 
 def modules_of(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
-    """The modules that `layers` stands for and that hold parameters of their own, in the order of the model."""
+    """The modules that `layers` stands for and that hold parameters of their own, in the order of the model.
+
+    `"auto"` is the norm layers, in a network without any the head, and in one without that whatever has parameters.
+    """
+    check_ready(model)
     everything = {
         name: module
         for name, module in model.named_modules()
@@ -80,6 +103,10 @@ def modules_of(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
                 f"it has {list(everything)[:8]} ..."
             )
         found = {name: module for name, module in everything.items() if name in set(layers)}
+    elif layers == "auto":
+        kinds = [{name: module for name, module in everything.items() if is_norm(module)}]
+        kinds.append({name: everything[name] for name in matrix_layers(model)[-1:] if name in everything})
+        return next((found for found in kinds if parameter_names(found)), everything)
     elif layers == "norm":
         found = {name: module for name, module in everything.items() if is_norm(module)}
         if not found:

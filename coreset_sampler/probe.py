@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from . import ranks
 from .labels import LABEL_KEYS, label_of
-from .layers import matrix_layers, unwrapped
+from .layers import check_ready, matrix_layers, unwrapped
+from .model_state import COPIED_WHOLE, ModelState, WriteGuard
 from .replay import CannotShareError, run_shared
 from .types import Draw, Forward
 
@@ -57,24 +58,11 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
-class _Runner(nn.Module):
-    """The user's model and `forward` as one module, whose parameters a draw can replace for the time of a call."""
-
-    def __init__(self, model: nn.Module, forward: Forward) -> None:
-        super().__init__()
-        self.model = model
-        self.run = forward
-        self.training = False
-
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
-        return self.run(self.model, batch)
-
-
 class Probe:
     """The data seen through the current model; what strategies get as their `View`.
 
     Parameters are replaced for the time of a call and buffers by copies of themselves, so nothing that a forward does
-    to them stays.
+    to them stays. Other tensors that a forward writes to are found at the first call, and from then on treated alike.
     """
 
     def __init__(
@@ -104,16 +92,18 @@ class Probe:
             progress,
             seed,
         )
-        self._runner = _Runner(self.model, forward or default_forward)
+        self._forward = forward or default_forward
         self._own = {
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers(remove_duplicate=False)),
         }
         buffers = ranks.buffers_of_first(dict(self.model.named_buffers()))
-        self._buffers = {f"model.{name}": value for name, value in buffers.items()}
+        self._buffers = {id(self._own[name]): value for name, value in buffers.items()}
+        self._state: ModelState | None = None
+        self._written: set[int] = set()  # ids of tensors that a forward writes to
         first = next(self.model.parameters(), None)
         self._device = first.device if first is not None else torch.device("cpu")
-        self._share = True
+        self._share, self._large = True, False
         self._width = 0  # of embeddings
 
     def gradients(self, groups: Iterable[Tensor], draws: Sequence[Draw] = ({},)) -> Iterator[Tensor]:
@@ -172,6 +162,7 @@ class Probe:
 
     def _batches(self, groups: list[Tensor]) -> Iterator[tuple[Any, Tensor]]:
         """Batches of the groups' examples in order, on the model's device, with their indices."""
+        check_ready(self.model)
         order = torch.cat(groups) if groups else torch.empty(0, dtype=torch.int64)
         loader = DataLoader(
             self._dataset,
@@ -187,10 +178,29 @@ class Probe:
             yield _to(batch, self._device), at
 
     def _run(self, batch: Any, draw: Draw) -> tuple[Tensor, Tensor]:
-        buffers = {name: value.clone() for name, value in self._buffers.items()}  # a forward may write into them
-        values = {**buffers, **{f"model.{name}": value for name, value in draw.items()}}
-        logits, labels = functional_call(self._runner, values, (batch,))
-        return logits, labels
+        first = self._state is None
+        state = self._state = self._state or ModelState(self.model)
+        values = {key: value.clone() for key, value in self._buffers.items()}  # a forward may write into them
+        drawn = {id(self._place(name, state)): value for name, value in draw.items()}
+        values.update(drawn)
+        values.update({key: values.get(key, state.tensors[key]).clone() for key in self._written})
+        guard = WriteGuard([*state.tensors.items(), *drawn.items()]) if first or self._large else None
+        try:
+            with state.holding(values), guard or nullcontext():
+                return self._forward(self.model, batch)
+        finally:
+            if guard is not None:
+                guard.undo()
+                self._written |= guard.written
+                self._large = guard.bytes > COPIED_WHOLE
+
+    def _place(self, name: str, state: ModelState) -> Tensor:
+        if name not in self._own or not state.has_place(self._own[name]):
+            raise ValueError(
+                f"a draw of the posterior names {name!r}, in whose place {type(self.model).__name__} takes no other value. "
+                "Draws name parameters and buffers of the model; one of torch.jit has to be passed before it is scripted."
+            )
+        return self._own[name]
 
     def _run_draws(self, batch: Any, draws: list[Draw]) -> list[tuple[Tensor, Tensor]]:
         own = {**self._own, **draws[0]}  # a name that a draw leaves out keeps the model's value
@@ -200,8 +210,10 @@ class Probe:
             return [self._run(batch, draws[0])] * len(draws)
         if len(draws) > 1 and self._share:
             try:
-                given = _copied(batch)
+                given, written = _copied(batch), len(self._written)
                 outputs, spared = run_shared(lambda draw: self._run(given, draw), draws, changed)
+                if len(self._written) > written:
+                    raise CannotShareError("the network writes into its own parameters")
                 self._share = spared > _WORTH_SHARING
                 return outputs
             except CannotShareError:

@@ -15,6 +15,7 @@ FLOORS = [
         "ranks",
         "layers",
         "replay",
+        "model_state",
         "undisturbed",
         "labels",
         "weighted",
