@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from torch import nn
+from torch.jit import ScriptModule
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
@@ -85,7 +86,8 @@ def head_name(model: nn.Module) -> str:
 def modules_of(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
     """The modules that `layers` stands for and that hold parameters of their own, in the order of the model.
 
-    `"auto"` is the norm layers, in a network without any the head, and in one without that whatever has parameters.
+    `"auto"` is the norm layers, in a network without any the head, and in one without that whatever has parameters;
+    those of a scripted module cannot be replaced and are left out.
     """
     check_ready(model)
     everything = {
@@ -104,9 +106,11 @@ def modules_of(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
             )
         found = {name: module for name, module in everything.items() if name in set(layers)}
     elif layers == "auto":
-        kinds = [{name: module for name, module in everything.items() if is_norm(module)}]
-        kinds.append({name: everything[name] for name in matrix_layers(model)[-1:] if name in everything})
-        return next((found for found in kinds if parameter_names(found)), everything)
+        swappable = {n: m for n, m in model.named_modules() if not isinstance(m, ScriptModule)}
+        norms = {name: module for name, module in everything.items() if name in swappable and is_norm(module)}
+        head = {name: swappable[name] for name in matrix_layers(model)[-1:] if name in swappable}
+        rest = {name: module for name, module in everything.items() if name in swappable}
+        return next((found for found in (norms, head) if parameter_names(found)), rest)
     elif layers == "norm":
         found = {name: module for name, module in everything.items() if is_norm(module)}
         if not found:
@@ -119,7 +123,7 @@ def modules_of(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
     elif layers == "all":
         found = everything
     else:
-        raise ValueError(f'layers must be "norm", "head", "all", names or a function, got {layers!r}')
+        raise ValueError(f'layers must be "norm", "head", "all", "auto", names or a function, got {layers!r}')
     if not found:
         raise ValueError(f"layers={layers!r} matches no layer with parameters in {type(model).__name__}")
     return found

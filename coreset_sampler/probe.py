@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -14,9 +13,11 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from . import ranks
-from .labels import LABEL_KEYS, label_of
+from .batch import copied, moved, regrouped
+from .labels import LABEL_KEYS, WORKER_TIMEOUT, label_of
 from .layers import check_ready, matrix_layers, unwrapped
 from .model_state import COPIED_WHOLE, ModelState, WriteGuard
+from .reentrant import ReentrantError, noticing_checkpoints
 from .replay import CannotShareError, run_shared
 from .types import Draw, Forward
 
@@ -109,14 +110,18 @@ class Probe:
     def gradients(self, groups: Iterable[Tensor], draws: Sequence[Draw] = ({},)) -> Iterator[Tensor]:
         """See `View.gradients`."""
         groups, draws = list(groups), list(draws)
-        yield from _regroup((self._gradients(batch, at, draws) for batch, at in self._batches(groups)), groups)
+        names = {name for draw in draws for name in draw}
+        for name in names - self._own.keys():
+            raise ValueError(f"a draw of the posterior names {name!r}, which {type(self.model).__name__} does not have")
+        self.report(perturbed_parameters=sum(self._own[name].numel() for name in names))
+        yield from regrouped((self._gradients(batch, at, draws) for batch, at in self._batches(groups)), groups)
 
     def embeddings(self, groups: Iterable[Tensor]) -> Iterator[Tensor]:
         """See `View.embeddings`."""
         groups = list(groups)
         self._width = 0
         vectors = (self._embeddings(batch, at)[None] for batch, at in self._batches(groups))
-        yield from _regroup(vectors, groups, squeeze=True)
+        yield from regrouped(vectors, groups, squeeze=True)
 
     def fisher(self, names: Sequence[str], examples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """See `View.fisher`.
@@ -131,17 +136,20 @@ class Probe:
         total = {name: torch.zeros_like(value, requires_grad=False) for name, value in values.items()}
         for batch, at in self._batches([chosen]):
             with torch.enable_grad():
-                logits, _ = self._run(batch, values)
+                with noticing_checkpoints() as hidden:
+                    logits, _ = self._run(batch, values)
                 log_p = self._checked(logits, at).log_softmax(1)
                 for repeat in range(repeats):
                     y = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
                     loss = -log_p.gather(1, y).sum()
                     more = repeat + 1 < repeats
-                    parts = torch.autograd.grad(loss, list(values.values()), retain_graph=more, allow_unused=True)
+                    with noticing_checkpoints():
+                        parts = torch.autograd.grad(loss, list(values.values()), retain_graph=more, allow_unused=True)
+                    if hidden and any(part is None for part in parts):
+                        raise ReentrantError
                     if all(part is None for part in parts):
                         raise ValueError(
-                            "the loss does not depend on the layers that the Laplace posterior is asked for; name others, "
-                            "or switch reentrant activation checkpointing off, which hides them"
+                            "the loss does not depend on the layers that the Laplace posterior is asked for; name others"
                         )
                     for name, part in zip(values, parts, strict=True):
                         if part is not None:  # else the network does not use it, and the prior is all there is
@@ -171,11 +179,12 @@ class Probe:
             num_workers=self._num_workers,
             collate_fn=self._collate_fn,
             generator=torch.Generator().manual_seed(self._seed),
+            timeout=WORKER_TIMEOUT if self._num_workers else 0,
         )
         quiet = not self._progress or ranks.world()[0] != 0
         shown = tqdm(loader, "selecting", unit="batch", delay=2, disable=quiet, leave=False)
         for batch, at in zip(shown, order.split(self._batch_size), strict=True):
-            yield _to(batch, self._device), at
+            yield moved(batch, self._device), at
 
     def _run(self, batch: Any, draw: Draw) -> tuple[Tensor, Tensor]:
         first = self._state is None
@@ -195,10 +204,11 @@ class Probe:
                 self._large = guard.bytes > COPIED_WHOLE
 
     def _place(self, name: str, state: ModelState) -> Tensor:
-        if name not in self._own or not state.has_place(self._own[name]):
+        if not state.has_place(self._own[name]):
             raise ValueError(
-                f"a draw of the posterior names {name!r}, in whose place {type(self.model).__name__} takes no other value. "
-                "Draws name parameters and buffers of the model; one of torch.jit has to be passed before it is scripted."
+                f"{name} of {type(self.model).__name__} cannot be replaced by a draw of the posterior, as the parameters of "
+                "a scripted model cannot. Pass the model before torch.jit.script, or a strategy without draws, such as "
+                "strategies.crest()."
             )
         return self._own[name]
 
@@ -210,7 +220,7 @@ class Probe:
             return [self._run(batch, draws[0])] * len(draws)
         if len(draws) > 1 and self._share:
             try:
-                given, written = _copied(batch), len(self._written)
+                given, written = copied(batch), len(self._written)
                 outputs, spared = run_shared(lambda draw: self._run(given, draw), draws, changed)
                 if len(self._written) > written:
                     raise CannotShareError("the network writes into its own parameters")
@@ -220,7 +230,7 @@ class Probe:
                 self._share = False  # separate runs give the same numbers, only later
         if len(draws) == 1:
             return [self._run(batch, draws[0])]
-        return [self._run(_copied(batch), draw) for draw in draws]  # a network may write into what it is given
+        return [self._run(copied(batch), draw) for draw in draws]  # a network may write into what it is given
 
     def _gradients(self, batch: Any, at: Tensor, draws: list[Draw]) -> Tensor:
         outputs = self._run_draws(batch, draws)
@@ -287,37 +297,3 @@ class Probe:
                 "they cannot be compared. Pass a collate_fn= that pads to one length, or a strategy that looks at gradients."
             )
         return vectors
-
-
-def _regroup(batches: Iterable[Tensor], groups: list[Tensor], squeeze: bool = False) -> Iterator[Tensor]:
-    """Cuts a stream of `(draws, b, d)` batches into one tensor `(draws, k, d)` a group."""
-    waiting: list[Tensor] = []
-    have = 0
-    stream = iter(batches)
-    for group in groups:
-        while have < len(group):
-            waiting.append(next(stream))
-            have += waiting[-1].shape[1]
-        joined = torch.cat(waiting, 1) if len(waiting) != 1 else waiting[0]
-        part, rest = joined[:, : len(group)], joined[:, len(group) :]
-        waiting, have = ([rest], rest.shape[1]) if rest.shape[1] else ([], 0)
-        yield part[0] if squeeze else part
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return value.to(device) if hasattr(value, "to") else _mapped(lambda v: _to(v, device), value)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else _mapped(_copied, value)
-
-
-def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """A batch of the same kind (dict, `BatchEncoding`, named tuple, tuple, list) with its entries changed."""
-    if isinstance(value, MutableMapping):
-        new = copy.copy(value)
-        new.update({key: change(v) for key, v in value.items()})
-        return new
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(change, value))
-    return type(value)(map(change, value)) if isinstance(value, (tuple, list)) else value

@@ -73,10 +73,9 @@ def _for_this_thread(model: nn.Module) -> Iterator[None]:
         if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
             check("an optimizer step")
 
-    handles = [
-        unwrapped(model).register_forward_pre_hook(lambda *_: check("the model was called")),
-        register_optimizer_step_pre_hook(before_step),
-    ]
+    handles = [register_optimizer_step_pre_hook(before_step)]
+    if not isinstance(unwrapped(model), torch.jit.ScriptModule):  # which takes no hooks
+        handles.append(unwrapped(model).register_forward_pre_hook(lambda *_: check("the model was called")))
     try:
         yield
     finally:

@@ -16,6 +16,8 @@ FLOORS = [
         "layers",
         "replay",
         "model_state",
+        "reentrant",
+        "batch",
         "undisturbed",
         "labels",
         "weighted",
