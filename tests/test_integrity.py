@@ -434,7 +434,7 @@ LOOKS = {
     "stable": strategies.stable,
     "stable all": lambda: strategies.stable(posterior=SphericalGaussian(0.1, "all")),
     "stable redraw": lambda: strategies.stable(posterior=SphericalGaussian(0.1, "all", redraw=1)),
-    "stable laplace": lambda: strategies.stable(posterior=DiagonalLaplace(layers="auto", examples=12)),
+    "stable laplace": lambda: strategies.stable(posterior=DiagonalLaplace(layers="all", examples=12)),
     "stable reuse": lambda: strategies.stable(reuse=2, doubt=1.0),
     "warm_up": lambda: strategies.warm_up(strategies.stable(), selections=1),
     **{name: getattr(strategies, name) for name in strategies.__all__ if name not in ("stable", "warm_up")},

@@ -262,8 +262,8 @@ def test_a_scripted_model_is_looked_at_as_it_is_and_draws_are_refused():
         sampler = CoresetSampler(digits(), model, size=50, strategy=strategy)
         sampler.select()
         assert sampler.stats["perturbed_parameters"] == 0
+    drawn = strategies.stable(posterior=SphericalGaussian(0.1, "all"))
     with pytest.raises(ValueError, match=r"Pass the model before torch\.jit\.script"):
-        drawn = strategies.stable(posterior=SphericalGaussian(0.1, "all"))
         CoresetSampler(digits(), model, size=50, strategy=drawn).select()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
     assert model.training
