@@ -198,7 +198,8 @@ class FrozenBackbone(nn.Module):
     def __init__(self):
         super().__init__()
         with torch.inference_mode():
-            self.backbone = nn.Sequential(nn.Linear(12, 8), nn.ReLU(inplace=True)).requires_grad_(False)
+            self.backbone = nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 8), nn.ReLU(inplace=True))
+        self.backbone.requires_grad_(False)
         self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, CLASSES)
 
     def forward(self, x):
