@@ -19,6 +19,10 @@ def length_of(dataset: Dataset[Any]) -> int:
 
 def size_of(n: int, fraction: float | None, size: int | None) -> int:
     """How many of `n` examples to keep, said by `fraction` or by `size`."""
+    if n == 0:
+        raise ValueError(
+            "the data set must have at least one example, got 0. Is its folder empty, or a filter too strict?"
+        )
     if (fraction is None) == (size is None):
         raise ValueError(f"pass either fraction or size, got fraction={fraction} and size={size}")
     if fraction is not None:

@@ -12,6 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from tqdm import tqdm
 
 LABEL_KEYS = ("labels", "label")
+WORKER_TIMEOUT = 600  # seconds that a worker may take over a batch, before it counts as hanging
 
 
 def labels_of(dataset: Dataset[Any], *, num_workers: int = 0, progress: bool = True) -> Tensor:
@@ -95,6 +96,7 @@ def _read_labels(dataset: Dataset[Any], num_workers: int, progress: bool) -> lis
         num_workers=num_workers,
         collate_fn=_only_labels,
         generator=torch.Generator(),
+        timeout=WORKER_TIMEOUT if num_workers else 0,
     )
     batches = tqdm(loader, "reading labels (pass labels= to skip this)", delay=2, disable=not progress, leave=False)
     return [label for batch in batches for label in batch]

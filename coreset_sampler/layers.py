@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from torch import nn
+from torch.jit import ScriptModule
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from .types import Layers
@@ -41,6 +45,22 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def check_ready(model: nn.Module) -> None:
+    """Refuses a model whose parameters have no values yet."""
+    for name, value in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(value):
+            raise ValueError(
+                f"{name} of {type(model).__name__} is lazy and has never been run, and a selection must not be what gives "
+                "it its first values. Run the model on one batch before the first selection."
+            )
+        if value.is_meta:
+            raise ValueError(
+                f"{name} of {type(model).__name__} is on the meta device, where a tensor has no values (so are weights that "
+                "accelerate has offloaded). Load the model onto a real device before the first selection, or select with "
+                "a copy that is."
+            )
+
+
 def matrix_layers(model: nn.Module) -> list[str]:
     """The names of all layers with a weight matrix, also one behind a parametrization such as weight norm."""
     found = []
@@ -64,7 +84,12 @@ def head_name(model: nn.Module) -> str:
 
 
 def modules_of(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
-    """The modules that `layers` stands for and that hold parameters of their own, in the order of the model."""
+    """The modules that `layers` stands for and that hold parameters of their own, in the order of the model.
+
+    `"auto"` is the norm layers, in a network without any the head, and in one without that whatever has parameters;
+    those of a scripted module cannot be replaced and are left out.
+    """
+    check_ready(model)
     everything = {
         name: module
         for name, module in model.named_modules()
@@ -80,6 +105,12 @@ def modules_of(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
                 f"it has {list(everything)[:8]} ..."
             )
         found = {name: module for name, module in everything.items() if name in set(layers)}
+    elif layers == "auto":
+        swappable = {n: m for n, m in model.named_modules() if not isinstance(m, ScriptModule)}
+        norms = {name: module for name, module in everything.items() if name in swappable and is_norm(module)}
+        head = {name: swappable[name] for name in matrix_layers(model)[-1:] if name in swappable}
+        rest = {name: module for name, module in everything.items() if name in swappable}
+        return next((found for found in (norms, head) if parameter_names(found)), rest)
     elif layers == "norm":
         found = {name: module for name, module in everything.items() if is_norm(module)}
         if not found:
@@ -92,7 +123,7 @@ def modules_of(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
     elif layers == "all":
         found = everything
     else:
-        raise ValueError(f'layers must be "norm", "head", "all", names or a function, got {layers!r}')
+        raise ValueError(f'layers must be "norm", "head", "all", "auto", names or a function, got {layers!r}')
     if not found:
         raise ValueError(f"layers={layers!r} matches no layer with parameters in {type(model).__name__}")
     return found

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from .layers import modules_of, parameter_names, unwrapped
+from .layers import is_norm, modules_of, parameter_names, unwrapped
 from .types import Draw, Layers, View
+
+_log = logging.getLogger("coreset_sampler")
 
 
 def _normal_like(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -53,6 +56,8 @@ class SphericalGaussian:
     def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
         """Independent draws, but for the layers that `redraw` leaves to be shared."""
         modules = modules_of(view.model, self.layers)
+        if self.layers == "auto" and not any(is_norm(module) for module in modules.values()):
+            _log.info("%s has no norm layer: perturbing %s", type(view.model).__name__, list(modules) or "nothing")
         parameters = dict(view.model.named_parameters(remove_duplicate=False))
         fresh = set(parameter_names(dict(list(modules.items())[-self.redraw :] if self.redraw else modules.items())))
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from . import ranks
-from .labels import LABEL_KEYS, label_of
-from .layers import matrix_layers, unwrapped
+from .batch import copied, moved, regrouped
+from .labels import LABEL_KEYS, WORKER_TIMEOUT, label_of
+from .layers import check_ready, matrix_layers, unwrapped
+from .model_state import COPIED_WHOLE, ModelState, WriteGuard
+from .reentrant import ReentrantError, noticing_checkpoints
 from .replay import CannotShareError, run_shared
 from .types import Draw, Forward
 
@@ -57,24 +59,11 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
-class _Runner(nn.Module):
-    """The user's model and `forward` as one module, whose parameters a draw can replace for the time of a call."""
-
-    def __init__(self, model: nn.Module, forward: Forward) -> None:
-        super().__init__()
-        self.model = model
-        self.run = forward
-        self.training = False
-
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
-        return self.run(self.model, batch)
-
-
 class Probe:
     """The data seen through the current model; what strategies get as their `View`.
 
     Parameters are replaced for the time of a call and buffers by copies of themselves, so nothing that a forward does
-    to them stays.
+    to them stays. Other tensors that a forward writes to are found at the first call, and from then on treated alike.
     """
 
     def __init__(
@@ -104,29 +93,35 @@ class Probe:
             progress,
             seed,
         )
-        self._runner = _Runner(self.model, forward or default_forward)
+        self._forward = forward or default_forward
         self._own = {
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers(remove_duplicate=False)),
         }
         buffers = ranks.buffers_of_first(dict(self.model.named_buffers()))
-        self._buffers = {f"model.{name}": value for name, value in buffers.items()}
+        self._buffers = {id(self._own[name]): value for name, value in buffers.items()}
+        self._state: ModelState | None = None
+        self._written: set[int] = set()  # ids of tensors that a forward writes to
         first = next(self.model.parameters(), None)
         self._device = first.device if first is not None else torch.device("cpu")
-        self._share = True
+        self._share, self._large = True, False
         self._width = 0  # of embeddings
 
     def gradients(self, groups: Iterable[Tensor], draws: Sequence[Draw] = ({},)) -> Iterator[Tensor]:
         """See `View.gradients`."""
         groups, draws = list(groups), list(draws)
-        yield from _regroup((self._gradients(batch, at, draws) for batch, at in self._batches(groups)), groups)
+        names = {name for draw in draws for name in draw}
+        for name in names - self._own.keys():
+            raise ValueError(f"a draw of the posterior names {name!r}, which {type(self.model).__name__} does not have")
+        self.report(perturbed_parameters=sum(self._own[name].numel() for name in names))
+        yield from regrouped((self._gradients(batch, at, draws) for batch, at in self._batches(groups)), groups)
 
     def embeddings(self, groups: Iterable[Tensor]) -> Iterator[Tensor]:
         """See `View.embeddings`."""
         groups = list(groups)
         self._width = 0
         vectors = (self._embeddings(batch, at)[None] for batch, at in self._batches(groups))
-        yield from _regroup(vectors, groups, squeeze=True)
+        yield from regrouped(vectors, groups, squeeze=True)
 
     def fisher(self, names: Sequence[str], examples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """See `View.fisher`.
@@ -141,17 +136,20 @@ class Probe:
         total = {name: torch.zeros_like(value, requires_grad=False) for name, value in values.items()}
         for batch, at in self._batches([chosen]):
             with torch.enable_grad():
-                logits, _ = self._run(batch, values)
+                with noticing_checkpoints() as hidden:
+                    logits, _ = self._run(batch, values)
                 log_p = self._checked(logits, at).log_softmax(1)
                 for repeat in range(repeats):
                     y = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
                     loss = -log_p.gather(1, y).sum()
                     more = repeat + 1 < repeats
-                    parts = torch.autograd.grad(loss, list(values.values()), retain_graph=more, allow_unused=True)
+                    with noticing_checkpoints():
+                        parts = torch.autograd.grad(loss, list(values.values()), retain_graph=more, allow_unused=True)
+                    if hidden and any(part is None for part in parts):
+                        raise ReentrantError
                     if all(part is None for part in parts):
                         raise ValueError(
-                            "the loss does not depend on the layers that the Laplace posterior is asked for; name others, "
-                            "or switch reentrant activation checkpointing off, which hides them"
+                            "the loss does not depend on the layers that the Laplace posterior is asked for; name others"
                         )
                     for name, part in zip(values, parts, strict=True):
                         if part is not None:  # else the network does not use it, and the prior is all there is
@@ -172,6 +170,7 @@ class Probe:
 
     def _batches(self, groups: list[Tensor]) -> Iterator[tuple[Any, Tensor]]:
         """Batches of the groups' examples in order, on the model's device, with their indices."""
+        check_ready(self.model)
         order = torch.cat(groups) if groups else torch.empty(0, dtype=torch.int64)
         loader = DataLoader(
             self._dataset,
@@ -180,17 +179,38 @@ class Probe:
             num_workers=self._num_workers,
             collate_fn=self._collate_fn,
             generator=torch.Generator().manual_seed(self._seed),
+            timeout=WORKER_TIMEOUT if self._num_workers else 0,
         )
         quiet = not self._progress or ranks.world()[0] != 0
         shown = tqdm(loader, "selecting", unit="batch", delay=2, disable=quiet, leave=False)
         for batch, at in zip(shown, order.split(self._batch_size), strict=True):
-            yield _to(batch, self._device), at
+            yield moved(batch, self._device), at
 
     def _run(self, batch: Any, draw: Draw) -> tuple[Tensor, Tensor]:
-        buffers = {name: value.clone() for name, value in self._buffers.items()}  # a forward may write into them
-        values = {**buffers, **{f"model.{name}": value for name, value in draw.items()}}
-        logits, labels = functional_call(self._runner, values, (batch,))
-        return logits, labels
+        first = self._state is None
+        state = self._state = self._state or ModelState(self.model)
+        values = {key: value.clone() for key, value in self._buffers.items()}  # a forward may write into them
+        drawn = {id(self._place(name, state)): value for name, value in draw.items()}
+        values.update(drawn)
+        values.update({key: values.get(key, state.tensors[key]).clone() for key in self._written})
+        guard = WriteGuard([*state.tensors.items(), *drawn.items()]) if first or self._large else None
+        try:
+            with state.holding(values), guard or nullcontext():
+                return self._forward(self.model, batch)
+        finally:
+            if guard is not None:
+                guard.undo()
+                self._written |= guard.written
+                self._large = guard.bytes > COPIED_WHOLE
+
+    def _place(self, name: str, state: ModelState) -> Tensor:
+        if not state.has_place(self._own[name]):
+            raise ValueError(
+                f"{name} of {type(self.model).__name__} cannot be replaced by a draw of the posterior, as the parameters of "
+                "a scripted model cannot. Pass the model before torch.jit.script, or a strategy without draws, such as "
+                "strategies.crest()."
+            )
+        return self._own[name]
 
     def _run_draws(self, batch: Any, draws: list[Draw]) -> list[tuple[Tensor, Tensor]]:
         own = {**self._own, **draws[0]}  # a name that a draw leaves out keeps the model's value
@@ -200,15 +220,17 @@ class Probe:
             return [self._run(batch, draws[0])] * len(draws)
         if len(draws) > 1 and self._share:
             try:
-                given = _copied(batch)
+                given, written = copied(batch), len(self._written)
                 outputs, spared = run_shared(lambda draw: self._run(given, draw), draws, changed)
+                if len(self._written) > written:
+                    raise CannotShareError("the network writes into its own parameters")
                 self._share = spared > _WORTH_SHARING
                 return outputs
             except CannotShareError:
                 self._share = False  # separate runs give the same numbers, only later
         if len(draws) == 1:
             return [self._run(batch, draws[0])]
-        return [self._run(_copied(batch), draw) for draw in draws]  # a network may write into what it is given
+        return [self._run(copied(batch), draw) for draw in draws]  # a network may write into what it is given
 
     def _gradients(self, batch: Any, at: Tensor, draws: list[Draw]) -> Tensor:
         outputs = self._run_draws(batch, draws)
@@ -275,37 +297,3 @@ class Probe:
                 "they cannot be compared. Pass a collate_fn= that pads to one length, or a strategy that looks at gradients."
             )
         return vectors
-
-
-def _regroup(batches: Iterable[Tensor], groups: list[Tensor], squeeze: bool = False) -> Iterator[Tensor]:
-    """Cuts a stream of `(draws, b, d)` batches into one tensor `(draws, k, d)` a group."""
-    waiting: list[Tensor] = []
-    have = 0
-    stream = iter(batches)
-    for group in groups:
-        while have < len(group):
-            waiting.append(next(stream))
-            have += waiting[-1].shape[1]
-        joined = torch.cat(waiting, 1) if len(waiting) != 1 else waiting[0]
-        part, rest = joined[:, : len(group)], joined[:, len(group) :]
-        waiting, have = ([rest], rest.shape[1]) if rest.shape[1] else ([], 0)
-        yield part[0] if squeeze else part
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return value.to(device) if hasattr(value, "to") else _mapped(lambda v: _to(v, device), value)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else _mapped(_copied, value)
-
-
-def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """A batch of the same kind (dict, `BatchEncoding`, named tuple, tuple, list) with its entries changed."""
-    if isinstance(value, MutableMapping):
-        new = copy.copy(value)
-        new.update({key: change(v) for key, v in value.items()})
-        return new
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(change, value))
-    return type(value)(map(change, value)) if isinstance(value, (tuple, list)) else value

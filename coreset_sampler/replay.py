@@ -24,7 +24,8 @@ class CannotShareError(RuntimeError):
     """The network does something that cannot be replayed; run it whole instead. The results are the same."""
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """Says where a tensor's memory is: the same for all that share it."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError) as error:  # sparse and other tensors that have none
@@ -35,7 +36,7 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors among the arguments that an operation writes to."""
     found: list[Tensor] = []
     for position, argument in enumerate(func._schema.arguments):
@@ -62,7 +63,8 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.log: list[list[Any]] = []  # [operation, output, whether later runs write into it]
         self.kept: dict[int, list[int]] = {}  # storage -> positions in the log that hold it
-        self.dependent = {_storage(tensor) for tensor in changed}
+        self.dependent = {storage_of(tensor) for tensor in changed}
+        self.writes: dict[int, int] = {}  # storage -> how often it was written to; inference tensors have no _version
         self.read: dict[int, tuple[Tensor, int]] = {}  # shared tensors that dependent operations read, and when
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -70,32 +72,34 @@ class _Recorder(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):
             raise CannotShareError(f"{func} is no plain operation")
         inputs = _tensors((args, kwargs))
-        depends = any(_storage(tensor) in self.dependent for tensor in inputs)
-        written = _written(func, args, kwargs)
+        depends = any(storage_of(tensor) in self.dependent for tensor in inputs)
+        written = written_by(func, args, kwargs)
         if depends:
             for tensor in written:
                 self._copy_before_write(tensor)
-            ours = {_storage(tensor) for tensor in written}
+            ours = {storage_of(tensor) for tensor in written}
             for tensor in inputs:
-                if _storage(tensor) not in self.dependent and _storage(tensor) not in ours:
-                    self.read.setdefault(id(tensor), (tensor, tensor._version))  # of the first reading
+                if storage_of(tensor) not in self.dependent and storage_of(tensor) not in ours:
+                    self.read.setdefault(id(tensor), (tensor, self._writes_to(tensor)))  # at the first reading
+        for tensor in written:
+            self.writes[storage_of(tensor)] = self._writes_to(tensor) + 1
         output = func(*args, **kwargs)
         if depends:
-            self.dependent.update(_storage(tensor) for tensor in [*_tensors(output), *written])
+            self.dependent.update(storage_of(tensor) for tensor in [*_tensors(output), *written])
             self.log.append([func, _COMPUTE, False])
         elif _is_view(func):  # costs nothing, and keeps looking at whatever its base is in a later run
             self.log.append([func, _COMPUTE, False])
         else:
-            old = {_storage(tensor) for tensor in inputs}
-            self.dependent -= {_storage(tensor) for tensor in _tensors(output)} - old  # a freed address, used anew
+            old = {storage_of(tensor) for tensor in inputs}
+            self.dependent -= {storage_of(tensor) for tensor in _tensors(output)} - old  # a freed address, used anew
             for tensor in _tensors(output):
-                self.kept.setdefault(_storage(tensor), []).append(len(self.log))
+                self.kept.setdefault(storage_of(tensor), []).append(len(self.log))
             self.log.append([func, output, False])
         return output
 
     def _copy_before_write(self, tensor: Tensor) -> None:
         """A dependent operation is about to write into a shared result: keep a copy to start each run from."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if storage in self.dependent:
             return
         holders = self.kept.get(storage, [])
@@ -104,8 +108,11 @@ class _Recorder(TorchDispatchMode):
         self.log[holders[0]][1] = self.log[holders[0]][1].clone()
         self.log[holders[0]][2] = True
 
+    def _writes_to(self, tensor: Tensor) -> int:
+        return self.writes.get(storage_of(tensor), 0)
+
     def finish(self) -> None:
-        if any(tensor._version != version for tensor, version in self.read.values()):
+        if any(self._writes_to(tensor) != writes for tensor, writes in self.read.values()):
             raise CannotShareError("a shared tensor was written to after it had been read")
         self.read.clear()
 

@@ -23,7 +23,9 @@ Forward = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 """`(model, batch) -> (logits (b, classes), labels (b,))`."""
 
 Layers = str | Sequence[str] | Callable[[str, nn.Module], bool]
-"""`"norm"`, `"head"`, `"all"`, names of modules, or a function of a module's name and the module."""
+"""`"norm"`, `"head"`, `"all"`, names of modules, or a function of a module's name and the module.
+
+`"auto"` is the norm layers, or the head of a network that has none."""
 
 
 class View(Protocol):

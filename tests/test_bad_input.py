@@ -141,7 +141,6 @@ class Reshaped(nn.Module):
         (digits, lambda: Reshaped(lambda z: z[:, :1]), "one logit an example"),
         (digits, lambda: Reshaped(lambda z: z[:, :5]), "labels go up to 9, but the model gives 5 logits"),
         (digits, lambda: Reshaped(lambda z: z[:3]), "3 rows of logits"),
-        (digits, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "no norm layer"),
         (soft, trained_net, "Soft labels"),
         (lambda: TensorDataset(digits().tensors[0]), trained_net, "no label found"),
         (Lying, trained_net, "pass labels="),

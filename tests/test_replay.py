@@ -112,3 +112,26 @@ def test_a_network_that_takes_another_path_is_refused():
     weight = [torch.randn(3), torch.randn(3)]
     with torch.no_grad(), pytest.raises(CannotShareError, match="another path"):
         run_shared(lambda w: next(paths)(torch.ones(3)) * w, weight, [weight[0]])
+
+
+def test_inference_tensors_are_shared_and_writes_to_them_noticed():
+    with torch.inference_mode():
+        trunk = torch.randn(4, 6)
+    weights = [torch.randn(6), torch.randn(6)]
+
+    def reads(weight):
+        return (trunk * weight).sum(1) + torch.sin(trunk).sum(1)
+
+    def writes(weight):
+        with torch.inference_mode():
+            first = trunk * 1.0
+            result = first * weight
+            first.relu_()
+            return result + first * weight
+
+    with torch.no_grad():
+        shared, spared = run_shared(reads, weights, [weights[0]])
+        assert all(torch.equal(a, reads(w)) for a, w in zip(shared, weights, strict=True))
+        assert spared > 0
+        with pytest.raises(CannotShareError, match="written to after it had been read"):
+            run_shared(writes, weights, [weights[0]])

@@ -34,7 +34,9 @@ def stable(
     For each random pool $V$ of about `pool_size` candidates, `keep` of them minimise greedily
     $\sum_{i \in V} \min_{j \in S} \mathbb E_\delta \lVert g_j(w + \delta) - g_i(w + \delta) \rVert$ with
     $g = \mathrm{softmax}(\text{logits}) - \mathrm{onehot}(y)$ (Chang and Khanna, 2025). The expectation is the mean over
-    `draws` draws of the posterior (default: `SphericalGaussian(0.1, "norm")`), which serve all pools of a selection.
+    `draws` draws of the posterior, which serve all pools of a selection. The default is `SphericalGaussian(0.1, "norm")`,
+    in a network without norm layers `SphericalGaussian(0.1, "head")`; `perturbed_parameters` in the sampler's stats says
+    how many parameters it perturbs.
 
     Within a pool each class is covered by its own examples, or with `per_class=False` all by all. `root_mean_square`
     takes the root of the mean square over draws for the mean, as the authors' code does. `balance="proportional"` keeps
@@ -53,7 +55,7 @@ def stable(
         raise ValueError(f"keep must be between 1 and pool_size={pool_size}, got {keep}")
     return partial(
         cover_pools,
-        posterior=SphericalGaussian() if posterior is None else posterior,
+        posterior=SphericalGaussian(layers="auto") if posterior is None else posterior,
         draws=draws,
         pool_size=pool_size,
         keep=keep,
