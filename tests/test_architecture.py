@@ -20,6 +20,7 @@ FLOORS = [
         "weighted",
         "types",
         "preprocessing",
+        "untrusted",
         "arguments",
         "networks",
         "flat",

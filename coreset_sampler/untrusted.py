@@ -1,0 +1,94 @@
+"""What every reader of a stranger's files keeps to: ordinary files only, limits, and one kind of error."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class CoresetFileError(ValueError):
+    """A file that cannot be read as a coreset; the message says which file and why.
+
+    Names in it come from the file: what a terminal would obey is escaped.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a stranger's file may cost before it is refused.
+
+    Args:
+        header_bytes: of a safetensors header or of a JSON file, which Python unpacks to about 25 times as much.
+        pickle_bytes: of the pickle in a `.pt`, which holds no tensor data.
+        nodes: values in nested containers, counted as often as they are reached.
+        dimensions: of one array.
+        image_pixels: of one image, 8192 x 8192.
+        expansion, always_fine: data may unpack to `expansion` times their size on disk, and to `always_fine` bytes
+            in any case.
+    """
+
+    header_bytes: int = 16 << 20
+    pickle_bytes: int = 64 << 20
+    nodes: int = 1 << 22
+    dimensions: int = 32
+    image_pixels: int = 1 << 26
+    expansion: int = 100
+    always_fine: int = 1 << 30
+
+    def check_unpacked(self, path: Path, unpacked: int, on_disk: int) -> None:
+        """Raises if so many bytes are too much for what is on disk."""
+        if unpacked > max(self.always_fine, self.expansion * on_disk):
+            raise CoresetFileError(f"{path} is refused: {on_disk} bytes would unpack to {unpacked} or more (a bomb?)")
+
+
+LIMITS = Limits()
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that moves a cursor, hides or reorders; line ends stay."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], what: str = "is truncated or damaged") -> Iterator[None]:
+    """Turns whatever goes wrong inside into a `CoresetFileError` that names the file."""
+    try:
+        yield
+    except (CoresetFileError, ImportError, FileNotFoundError, PermissionError):
+        raise
+    except MemoryError as error:
+        raise CoresetFileError(f"{path} needs more memory than there is") from error
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise CoresetFileError(f"{path} {what}: {reason}") from error
+
+
+def check_kind(path: Path) -> None:
+    """Raises unless this is a file or a folder: reading from a pipe or a device may never end."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file or folder {printable(str(path))}")
+    if not path.is_file() and not path.is_dir():
+        raise CoresetFileError(f"{path} is refused: a {_kind(path)} is neither a file nor a folder")
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The file or folder of that name in the folder itself, never one elsewhere and never a link."""
+    if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name or "\\" in name or "\0" in name:
+        raise CoresetFileError(f"{folder} is refused: it names {name!r}, which is not a name in that folder")
+    path = folder / name
+    if path.is_symlink():
+        raise CoresetFileError(f"{path} is refused: a link, and links are not followed; copy the file to its place")
+    check_kind(path)
+    return path
+
+
+def _kind(path: Path) -> str:
+    mode = path.stat().st_mode
+    return "named pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
