@@ -85,6 +85,8 @@ def inside(folder: Path, name: str) -> Path:
     path = folder / name
     if path.is_symlink():
         raise CoresetFileError(f"{path} is refused: a link, and links are not followed; copy the file to its place")
+    if not path.exists():
+        raise CoresetFileError(f"{folder} is incomplete: {name!r} is not there")
     check_kind(path)
     return path
 
