@@ -13,7 +13,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from .untrusted import LIMITS, CoresetFileError, check_kind, reading
+from .untrusted import LIMITS, CoresetFileError, check_kind, parse_json, reading
 
 __all__ = ["FORMAT", "VERSION", "CoresetFileError", "read", "write"]
 
@@ -59,9 +59,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
             raise CoresetFileError(f"{path} is a safetensors file, but not a coreset of ours: it lacks our metadata")
         _check_version(path, metadata.get("version", ""))
-        description = json.loads(metadata["coreset"])
-        if not isinstance(description, dict):
-            raise CoresetFileError(f"{path} is damaged: its description is no object")
+        description = parse_json(path, metadata["coreset"])
         tensors = safetensors.torch.load_file(path)
         # copies, because safetensors maps the file, and a map dies with a file cut short later
         return {name: tensor.clone() for name, tensor in tensors.items()}, description
@@ -93,7 +91,7 @@ def _header(path: Path) -> dict[str, Any]:
             raise CoresetFileError(f"{path} is refused: a header of {length} bytes, over {LIMITS.header_bytes}")
         file.seek(8)
         with reading(path, "is foreign or damaged: its safetensors header is unreadable"):
-            header: dict[str, Any] = json.loads(file.read(length))
+            header = parse_json(path, file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             promised = 8 + length + max(ends, default=0)
     if size < promised:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+_LONGEST_MESSAGE = 5000  # names in a file may be of any length
 
 
 class CoresetFileError(ValueError):
@@ -17,7 +21,7 @@ class CoresetFileError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(printable(message[:_LONGEST_MESSAGE]))
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class Limits:
     """What a stranger's file may cost before it is refused.
 
     Args:
-        header_bytes: of a safetensors header or of a JSON file, which Python unpacks to about 25 times as much.
+        header_bytes: of a safetensors header.
+        json_bytes, json_values: of JSON in other files; of any JSON, whose small values unpack to 25 times their size.
         pickle_bytes: of the pickle in a `.pt`, which holds no tensor data.
         nodes: values in nested containers, counted as often as they are reached.
         dimensions: of one array.
@@ -35,8 +40,10 @@ class Limits:
     """
 
     header_bytes: int = 16 << 20
+    json_bytes: int = 128 << 20
+    json_values: int = 1 << 20
     pickle_bytes: int = 64 << 20
-    nodes: int = 1 << 22
+    nodes: int = 1 << 20
     dimensions: int = 32
     image_pixels: int = 1 << 26
     expansion: int = 100
@@ -68,6 +75,18 @@ def reading(path: str | os.PathLike[str], what: str = "is truncated or damaged")
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise CoresetFileError(f"{path} {what}: {reason}") from error
+
+
+def parse_json(path: Path, data: bytes | str) -> dict[str, Any]:
+    """The JSON object, if its size and the number of its values are in bounds."""
+    raw = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    values = sum(raw.count(mark) for mark in (b",", b"[", b"{"))
+    if len(raw) > LIMITS.json_bytes or values > LIMITS.json_values:
+        raise CoresetFileError(f"{path} is refused: JSON of {len(raw)} bytes and about {values} values")
+    content = json.loads(raw)
+    if not isinstance(content, dict):
+        raise CoresetFileError(f"{path} is damaged: its JSON is no object")
+    return content
 
 
 def check_kind(path: Path) -> None:

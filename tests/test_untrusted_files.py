@@ -16,7 +16,7 @@ import torch
 from coreset_sampler import cli
 from coreset_sampler.formats import hf_dataset, pictures, read_experts, read_published, safe_arrow, safe_torch
 from coreset_sampler.formats.source import load
-from coreset_sampler.preprocessing import Normalize, Raw
+from coreset_sampler.preprocessing import ZCA, Normalize, Raw
 from coreset_sampler.synthetic import SyntheticCoreset, load_coreset
 from coreset_sampler.untrusted import CoresetFileError, Limits, printable
 
@@ -287,12 +287,27 @@ class TestArrow:
 
     def test_a_parquet_that_repeats_one_large_value_is_refused(self, tmp_path, monkeypatch):
         monkeypatch.setattr(safe_arrow, "LIMITS", Limits(always_fine=1 << 20))
-        big = bytes(100_000)
+        big = bytes(50_000)
         parquet.write_table(
-            pyarrow.table({"image": [big] * 5000, "label": [0] * 5000}), tmp_path / SPLIT, compression="zstd"
+            pyarrow.table({"image": [big] * 2000, "label": [0] * 2000}), tmp_path / SPLIT, compression="zstd"
         )
         assert (tmp_path / SPLIT).stat().st_size < 100_000
         with pytest.raises(CoresetFileError, match="would unpack to"):
+            read_published(tmp_path)
+
+    def test_rows_of_nothing_are_counted_too(self, tmp_path):
+        nothing = pyarrow.Array.from_buffers(pyarrow.null(), 2**31 - 1, [None])
+        batch = pyarrow.record_batch({"image": nothing, "label": nothing})
+        with pyarrow.ipc.new_stream(str(tmp_path / "data.arrow"), batch.schema) as file:
+            file.write_batch(batch)
+        (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+        (tmp_path / "dataset_info.json").write_text("{}")
+        with pytest.raises(CoresetFileError, match="would unpack to"):
+            read_published(tmp_path)
+
+    def test_columns_of_other_names_are_named(self, tmp_path):
+        parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / SPLIT)
+        with pytest.raises(CoresetFileError, match="no column of images or labels, it has text"):
             read_published(tmp_path)
 
     def test_missing_values_and_ragged_arrays_are_refused(self, tmp_path):
@@ -328,7 +343,28 @@ def test_a_coreset_of_any_number_comes_back_equal_from_hugging_face(tmp_path, dt
     assert read_published(tmp_path).equal(coreset)
 
 
+def test_a_whitening_matrix_travels_with_a_hugging_face_folder(tmp_path):
+    """The largest thing in a description: 26 MB here, 50 MB for CIFAR-10."""
+    coreset = SyntheticCoreset(
+        torch.rand(4, 1, 44, 50), torch.arange(4), preprocessing=ZCA("C", torch.rand(2200, 2200))
+    )
+    hf_dataset.to_dataset(coreset).save_to_disk(tmp_path)
+    assert read_published(tmp_path).equal(coreset)
+
+
 class TestCost:
+    def test_json_of_very_many_values_is_refused_unread(self, tmp_path):
+        save_saved(tmp_path)
+        (tmp_path / "dataset_info.json").write_text(json.dumps({"features": [[]] * (1 << 20)}))
+        with pytest.raises(CoresetFileError, match=r"dataset_info\.json is refused: JSON of"):
+            read_published(tmp_path)
+
+    def test_a_header_of_very_many_values_is_refused_unread(self, tmp_path):
+        header = b'{"a":[' + b"[]," * (1 << 20) + b"[]]}"
+        (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+        with pytest.raises(CoresetFileError, match=r"a\.safetensors is refused: JSON of"):
+            load_coreset(tmp_path / "a.safetensors")
+
     @pytest.mark.parametrize("read", [load, load_coreset, read_published, lambda path: list(read_experts(path))])
     def test_pipes_are_refused_not_waited_for(self, tmp_path, read):
         os.mkfifo(tmp_path / "pipe")

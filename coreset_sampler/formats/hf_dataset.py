@@ -20,7 +20,7 @@ from torch import Tensor
 from ..coreset_file import FORMAT, VERSION
 from ..preprocessing import Raw
 from ..synthetic import SyntheticCoreset, from_tensors, to_tensors
-from ..untrusted import LIMITS, CoresetFileError, inside, reading
+from ..untrusted import LIMITS, CoresetFileError, inside, parse_json, reading
 from . import ask, pictures, safe_arrow
 from .extras import need
 from .plain import kind_of
@@ -79,7 +79,7 @@ def open_folder(folder: Path) -> Rows:
     tables = [safe_arrow.read_table(path, (*_INPUTS, *_TARGETS)) for path in files]
     with reading(folder):
         table = need("pyarrow", extra="formats", what="Hugging Face dataset folders").concat_tables(tables)
-        info = info or json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {})
+        info = info or parse_json(folder, (table.schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {})
         features, description = info.get("features") or {}, info.get("description") or ""
         if not isinstance(features, dict) or not isinstance(description, str):
             raise CoresetFileError(f"{folder} is damaged: features must be an object, the description text")
@@ -106,13 +106,8 @@ def _saved(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
     path = inside(folder, name)
-    with reading(path):
-        if path.stat().st_size > LIMITS.header_bytes:
-            raise CoresetFileError(f"{path} is refused: {path.stat().st_size} bytes, over {LIMITS.header_bytes}")
-        content = json.loads(path.read_bytes())
-        if not isinstance(content, dict):
-            raise CoresetFileError(f"{path} is damaged: it is no JSON object")
-        return content
+    with reading(path), open(path, "rb") as file:
+        return parse_json(path, file.read(LIMITS.json_bytes + 1))
 
 
 def to_dataset(coreset: SyntheticCoreset) -> Any:
@@ -156,11 +151,11 @@ def from_dataset(dataset: Any) -> SyntheticCoreset:
 
 
 def _ours(rows: Rows) -> SyntheticCoreset | None:
-    try:
-        about = json.loads(rows.description)
-    except (ValueError, RecursionError):
+    if f'"{FORMAT}"' not in rows.description:
         return None
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    with reading(rows.path, "is damaged: its description is unreadable"):
+        about = parse_json(rows.path, rows.description)
+    if about.get("format") != FORMAT:
         return None
     with reading(rows.path, "holds no valid coreset"):
         if about["version"] > VERSION:

@@ -29,7 +29,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Any:
         schema, rows = read(path, columns)
         for batch in rows:
             batch.validate(full=True)
-            total += batch.nbytes
+            total += batch.nbytes + 8 * batch.num_rows  # rows of nothing take no bytes, and may be any number
             LIMITS.check_unpacked(path, total, size)
             batches.append(batch)
         return pyarrow.Table.from_batches(batches, schema)
@@ -43,8 +43,7 @@ def _parquet(path: Path, columns: Sequence[str]) -> tuple[Any, Iterator[Any]]:
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
     LIMITS.check_unpacked(path, sum(max(c.num_values, c.total_uncompressed_size) for c in chunks), size)
     names = [name for name in file.schema_arrow.names if name in columns]
-    schema = _only(file.schema_arrow, names)
-    return schema, file.iter_batches(batch_size=_ROWS, columns=names, use_threads=False)
+    return _only(path, file.schema_arrow, names), file.iter_batches(batch_size=_ROWS, columns=names, use_threads=False)
 
 
 def _arrow(path: Path, columns: Sequence[str]) -> tuple[Any, Iterator[Any]]:
@@ -60,10 +59,12 @@ def _arrow(path: Path, columns: Sequence[str]) -> tuple[Any, Iterator[Any]]:
                 raise CoresetFileError(f"{path} is refused: only plain record batches are read, no {message.type}s")
             yield ipc.read_record_batch(message, schema).select(names)
 
-    return _only(schema, names), batches()
+    return _only(path, schema, names), batches()
 
 
-def _only(schema: Any, names: Sequence[str]) -> Any:
+def _only(path: Path, schema: Any, names: Sequence[str]) -> Any:
+    if not names:
+        raise CoresetFileError(f"{path} has no column of images or labels, it has {', '.join(schema.names[:20])}")
     pyarrow = need("pyarrow", extra="formats", what="Hugging Face dataset folders")
     return pyarrow.schema([schema.field(name) for name in names], schema.metadata)
 
@@ -102,7 +103,10 @@ def _chunk(path: Path, array: Any) -> np.ndarray:
             raise CoresetFileError(f"{path} has missing values")
         if not (types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type)):
             break
-        lengths = np.unique(array.value_lengths().to_numpy()) if len(array) else np.zeros(1, int)
+        if types.is_fixed_size_list(array.type):
+            lengths = np.array([array.type.list_size])
+        else:
+            lengths = np.unique(array.value_lengths().to_numpy()) if len(array) else np.zeros(1, int)
         if len(lengths) != 1 or len(shape) >= LIMITS.dimensions:
             raise CoresetFileError(f"{path} has arrays of several shapes")
         shape.append(int(lengths[0]))
@@ -119,17 +123,18 @@ def embedded(path: Path, column: Any) -> list[bytes] | None:
     found: list[bytes | None] = []
     for chunk in column.chunks:
         array = getattr(chunk, "storage", chunk)
-        if types.is_struct(array.type):
-            if array.type.get_field_index("bytes") < 0:
-                return None
+        if types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
             array = array.field("bytes")
-        if not (types.is_binary(array.type) or types.is_large_binary(array.type) or types.is_null(array.type)):
+        if types.is_null(array.type) and len(array):
+            found.append(None)
+        elif not (types.is_binary(array.type) or types.is_large_binary(array.type)):
             return None
-        found += array.to_pylist()
+        else:
+            found += array.to_pylist()
     missing = [number for number, data in enumerate(found) if data is None]
     if missing:
         raise CoresetFileError(
             f"{path} has no bytes for the picture in row {missing[0]}, at most a path or an address, which is not "
-            "opened. Embed them: dataset.cast_column('image', Image()) on a machine that has them, then save again"
+            "opened. Open the dataset where the pictures are and save it again: save_to_disk embeds them"
         )
     return [data for data in found if data is not None]
