@@ -35,6 +35,7 @@ from coreset_sampler.synthetic import SyntheticCoreset
 from coreset_sampler.untrusted import CoresetFileError
 
 SECONDS, MEMORY = 10, 2 << 30
+READING = []  # the folder that is being read, for the audit hook
 NORMALIZE = Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
 NUMBERS = [0, 1, -1, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, -(2**63), -8, -64]
 
@@ -263,6 +264,7 @@ def make_mutant(seed, folder, kind, number):
 
 def finding(read, folder, witness):
     """What is wrong with how this file was read; None if nothing is."""
+    READING.append(folder)
     try:
         read(folder)
     except CoresetFileError as error:
@@ -271,13 +273,17 @@ def finding(read, folder, witness):
             return f"message without the file's name, or not printable: {message!r}"
     except BaseException:
         return traceback.format_exc(limit=-4)
+    finally:
+        READING.clear()
     return "the pickle was executed" if (witness / "executed").exists() else None
 
 
 def watch(folder):
-    """Reports if the process starts another, opens a connection or opens anything but code outside its folder."""
+    """Reports if reading starts a process, opens a connection or opens anything but code outside the folder."""
 
     def hook(event, arguments):
+        if not READING:
+            return
         if event == "open":
             path = str(arguments[0])
             code = path.endswith((".py", ".pyc", ".so"))

@@ -4,6 +4,7 @@ A failing mutant is named by its kind and number. To read it once more: `python 
 """
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ pytest.importorskip("datasets")
 pytest.importorskip("msgpack")
 pytest.importorskip("PIL")
 
-from fuzz import SEEDS
+from fuzz import SEEDS, canary, finding
+
+from coreset_sampler.untrusted import CoresetFileError
 
 
 def run(folder: Path, kinds: list[str], mutants: int) -> dict[str, list[str]]:
@@ -33,6 +36,16 @@ def run(folder: Path, kinds: list[str], mutants: int) -> dict[str, list[str]]:
             now = (folder / "now").read_text() if (folder / "now").exists() else "the start"
             found[kind].append(f"not finished, exit code {ran.returncode} at {now}\n{ran.stderr[-3000:]}")
     return found
+
+
+def test_the_harness_sees_what_it_looks_for(tmp_path):
+    def refuse(_):
+        raise CoresetFileError("this names no file")
+
+    assert "ZeroDivisionError" in finding(lambda _: 1 / 0, tmp_path, tmp_path)
+    assert "without the file's name" in finding(refuse, tmp_path, tmp_path)
+    assert finding(lambda _: None, tmp_path, tmp_path) is None
+    assert "executed" in finding(lambda _: pickle.loads(canary(tmp_path)).close(), tmp_path, tmp_path)
 
 
 @pytest.fixture(scope="module")
