@@ -295,6 +295,23 @@ class TestArrow:
         with pytest.raises(CoresetFileError, match="would unpack to"):
             read_published(tmp_path)
 
+    def test_large_values_are_read_few_at_a_time(self, tmp_path, monkeypatch):
+        """One value of 100 kB for 500 rows: no batch may hold more than the 250 kB that are allowed here."""
+        table = pyarrow.table({"image": [bytes(100_000)] * 500, "label": [0] * 500})
+        parquet.write_table(table, tmp_path / SPLIT, compression="zstd")
+        monkeypatch.setattr(safe_arrow, "LIMITS", Limits(always_fine=250_000, expansion=0))
+        largest, iter_batches = [], parquet.ParquetFile.iter_batches
+
+        def watched(*arguments, **options):
+            for batch in iter_batches(*arguments, **options):
+                largest.append(batch.nbytes)
+                yield batch
+
+        monkeypatch.setattr(parquet.ParquetFile, "iter_batches", watched)
+        with pytest.raises(CoresetFileError, match="would unpack to"):
+            read_published(tmp_path)
+        assert 0 < max(largest) < 250_000
+
     def test_rows_of_nothing_are_counted_too(self, tmp_path):
         nothing = pyarrow.Array.from_buffers(pyarrow.null(), 2**31 - 1, [None])
         batch = pyarrow.record_batch({"image": nothing, "label": nothing})

@@ -16,7 +16,7 @@ import numpy as np
 from ..untrusted import LIMITS, CoresetFileError, reading
 from .extras import need
 
-_ROWS = 64  # read at a time from parquet, where a few bytes can stand for as many copies of one large value
+_MOST_ROWS = 64  # read at a time from parquet
 _RECORD_BATCH = 3  # the kind of message in Arrow's Message.fbs
 
 
@@ -41,9 +41,17 @@ def _parquet(path: Path, columns: Sequence[str]) -> tuple[Any, Iterator[Any]]:
     about, size = file.metadata, path.stat().st_size
     groups = [about.row_group(i) for i in range(about.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-    LIMITS.check_unpacked(path, sum(max(c.num_values, c.total_uncompressed_size) for c in chunks), size)
+    LIMITS.check_unpacked(path, sum(max(8 * c.num_values, c.total_uncompressed_size) for c in chunks), size)
     names = [name for name in file.schema_arrow.names if name in columns]
-    return _only(path, file.schema_arrow, names), file.iter_batches(batch_size=_ROWS, columns=names, use_threads=False)
+    return _only(path, file.schema_arrow, names), file.iter_batches(
+        batch_size=_rows_at_once(chunks), columns=names, use_threads=False
+    )
+
+
+def _rows_at_once(chunks: Sequence[Any]) -> int:
+    """So few that they fit even if each is the whole of its column: one stored value may stand for any number of rows."""
+    largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
+    return int(min(_MOST_ROWS, max(1, LIMITS.always_fine // max(1, largest))))
 
 
 def _arrow(path: Path, columns: Sequence[str]) -> tuple[Any, Iterator[Any]]:
