@@ -17,6 +17,7 @@ from .coreset_file import CoresetFileError
 from .formats import READERS, PreprocessingUnknownError, read_published
 from .preprocessing import Normalize, Preprocessing, Raw
 from .synthetic import SyntheticCoreset, load_coreset
+from .untrusted import printable
 
 _ENDING = ".safetensors"
 
@@ -157,18 +158,18 @@ def _info(options: argparse.Namespace) -> None:
     print(coreset)
     for name, value in coreset.info.items():
         if value not in (None, {}):
-            print(f"  {name:17} {value if not isinstance(value, dict) else ''}".rstrip())
+            print(printable(f"  {name:17} {value if not isinstance(value, dict) else ''}".rstrip()))
             _print_nested(value, indent=4)
 
 
 def _print_nested(value: Any, indent: int) -> None:
     for key, inner in value.items() if isinstance(value, dict) else ():
         if isinstance(inner, dict):
-            print(" " * indent + f"{key}")
+            print(printable(" " * indent + f"{key}"))
             _print_nested(inner, indent + 2)
         else:
             text = str(inner)
-            print(" " * indent + f"{key:18} {text if len(text) < 90 else text[:87] + '...'}")
+            print(printable(" " * indent + f"{key:18} {text if len(text) < 90 else text[:87] + '...'}"))
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -190,7 +191,7 @@ def _convert(options: argparse.Namespace) -> None:
 
 
 def _fail(message: str) -> int:
-    print(f"coreset-sampler: {message}", file=sys.stderr)
+    print(f"coreset-sampler: {printable(message)}", file=sys.stderr)
     return 1
 
 

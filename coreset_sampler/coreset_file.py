@@ -13,13 +13,12 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from .untrusted import LIMITS, CoresetFileError, check_kind, parse_json, reading
+
+__all__ = ["FORMAT", "VERSION", "CoresetFileError", "read", "write"]
+
 FORMAT = "coreset_sampler"
 VERSION = 1
-_LONGEST_HEADER = 100_000_000  # what safetensors itself accepts
-
-
-class CoresetFileError(ValueError):
-    """A file that cannot be read as a coreset; the message says which file and why."""
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
@@ -30,6 +29,10 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
         "version": str(VERSION),
         "coreset": json.dumps(description, allow_nan=False),
     }
+    if len(metadata["coreset"]) > LIMITS.header_bytes // 2:
+        raise ValueError(
+            f"the description must be under {LIMITS.header_bytes // 2} characters of JSON to be read again"
+        )
     content = safetensors.torch.save({name: t.cpu().contiguous() for name, t in tensors.items()}, metadata)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
@@ -48,25 +51,28 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and their description."""
     path = Path(path)
-    header = _header(path)
-    metadata = header.get("__metadata__", {})
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise CoresetFileError(f"{path} is a safetensors file, but not a coreset of ours: it lacks our metadata")
-    version = metadata.get("version", "")
-    if not version.isdigit():
-        raise CoresetFileError(f"{path} is damaged: format version {version!r} is not a number")
+    check_kind(path)
+    if path.is_dir():
+        raise CoresetFileError(f"{path} is a folder. For what others published: read_published({str(path)!r})")
+    with reading(path, "is damaged"):
+        metadata = _header(path).get("__metadata__", {})
+        if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+            raise CoresetFileError(f"{path} is a safetensors file, but not a coreset of ours: it lacks our metadata")
+        _check_version(path, metadata.get("version", ""))
+        description = parse_json(path, metadata["coreset"])
+        tensors = safetensors.torch.load_file(path)
+        # copies, because safetensors maps the file, and a map dies with a file cut short later
+        return {name: tensor.clone() for name, tensor in tensors.items()}, description
+
+
+def _check_version(path: Path, version: str) -> None:
+    if not version.isdecimal():
+        raise CoresetFileError(f"{path} is damaged: format version {version[:80]!r} is not a number")
     if int(version) > VERSION:
         raise CoresetFileError(
             f"{path} is newer than this coreset_sampler: it has format version {version}, and versions up to "
             f"{VERSION} can be read here. Upgrade: pip install -U coreset-sampler"
         )
-    try:
-        description = json.loads(metadata["coreset"])
-        tensors = safetensors.torch.load_file(path)
-    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise CoresetFileError(f"{path} is damaged: {error}") from error
-    # copies, because safetensors maps the file, and a map dies with a file cut short later
-    return {name: tensor.clone() for name, tensor in tensors.items()}, description
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -75,19 +81,19 @@ def _header(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         start = file.read(9)
         length = int.from_bytes(start[:8], "little")
-        if size >= 9 and (start[8:] != b"{" or length > _LONGEST_HEADER):
+        if size >= 9 and start[8:] != b"{":
             raise CoresetFileError(
                 f"{path} is foreign: not a safetensors file. For what others published: read_published({str(path)!r})"
             )
         if size < max(9, 8 + length):
             raise CoresetFileError(f"{path} is truncated: {size} bytes are not even its header")
+        if length > LIMITS.header_bytes:
+            raise CoresetFileError(f"{path} is refused: a header of {length} bytes, over {LIMITS.header_bytes}")
         file.seek(8)
-        try:
-            header = json.loads(file.read(length))
+        with reading(path, "is foreign or damaged: its safetensors header is unreadable"):
+            header = parse_json(path, file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             promised = 8 + length + max(ends, default=0)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-            raise CoresetFileError(f"{path} is foreign or damaged: its safetensors header is unreadable") from error
     if size < promised:
         raise CoresetFileError(f"{path} is truncated: its tensors need {promised} bytes, the file has {size}")
     return header

@@ -15,8 +15,20 @@ from torch.utils.data import Dataset
 
 from . import coreset_file
 from .preprocessing import Preprocessing, from_state
+from .untrusted import printable, reading
 
 TargetKind = Literal["hard", "soft", "logits", "regression"]
+
+# What a file may say of these.
+_DESCRIBED: dict[str, tuple[type, ...]] = {
+    "classes": (list, tuple, type(None)),
+    "num_classes": (int, type(None)),
+    "method": (str, type(None)),
+    "images_per_class": (int, type(None)),
+    "learning_rate": (int, float, type(None)),
+    "last_layer": (dict, type(None)),
+    "provenance": (dict, type(None)),
+}
 
 
 class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
@@ -71,7 +83,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         return _as_float(self.inputs[index]), self.targets[index]
 
     def __repr__(self) -> str:
-        shape, method = " x ".join(map(str, self.inputs.shape[1:])), self.method or "unknown method"
+        shape, method = " x ".join(map(str, self.inputs.shape[1:])), printable(self.method or "unknown method")
         return f"SyntheticCoreset({len(self)} of {shape}, {self.target_kind} targets, {method})"
 
     @property
@@ -164,10 +176,8 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
     def load(cls, path: str | os.PathLike[str]) -> SyntheticCoreset:
         """What `save` wrote; an error says whether a file is truncated, foreign or newer."""
         tensors, description = coreset_file.read(path)
-        try:
+        with reading(path, "holds no valid coreset"):
             return from_tensors(tensors, description)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise coreset_file.CoresetFileError(f"{path} holds no valid coreset: {error}") from error
 
 
 def to_tensors(coreset: SyntheticCoreset) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -184,6 +194,9 @@ def from_tensors(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) 
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     values = dict(description)
     preprocessing = from_state(values.pop("preprocessing"), own)
+    for name, kinds in _DESCRIBED.items():
+        if not isinstance(values.get(name), kinds):
+            raise ValueError(f"{name} is {str(values.get(name))[:80]!r}, a {type(values.get(name)).__name__}")
     return SyntheticCoreset(tensors["inputs"], tensors["targets"], preprocessing=preprocessing, **values)
 
 

@@ -23,6 +23,7 @@ FLOORS = [
         "weighted",
         "types",
         "preprocessing",
+        "untrusted",
         "arguments",
         "networks",
         "flat",

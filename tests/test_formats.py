@@ -11,10 +11,10 @@ import pytest
 import torch
 from scenarios import run_snippets
 
-from coreset_sampler.coreset_file import CoresetFileError
-from coreset_sampler.formats import READERS, read_experts, read_published
+from coreset_sampler.formats import READERS, pictures, read_experts, read_published
 from coreset_sampler.formats.source import load
 from coreset_sampler.preprocessing import ZCA, Normalize, Raw
+from coreset_sampler.untrusted import CoresetFileError, Limits
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "published"
 CIFAR = Normalize((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -301,9 +301,7 @@ class TestFoldersOfImages:
             read_published(tmp_path)
 
     def test_an_image_that_unpacks_to_too_much_is_refused_before_unpacking(self, tmp_path, monkeypatch):
-        from coreset_sampler.formats import image_folder
-
-        monkeypatch.setattr(image_folder, "_MOST_PIXELS", 255)
+        monkeypatch.setattr(pictures, "LIMITS", Limits(image_pixels=255))
         for name in ("a", "b"):
             self.save(tmp_path / name / "1.png", 0)
         with pytest.raises(CoresetFileError, match="16 x 16 pixels"):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..coreset_file import CoresetFileError
 from ..preprocessing import Preprocessing
 from ..synthetic import SyntheticCoreset, TargetKind
+from ..untrusted import CoresetFileError, reading
 from . import datm, dc, ddranking, frepo, hf_dataset, image_folder, kip, mtt, plain, rded, sre2l
 from .experts import is_buffer, read_experts
 from .published import Published, Reader
@@ -46,10 +46,13 @@ def read_published(
         >>> coreset = read_published("logs/run", preprocessing=ZCA.fit(train_pixels, convention="A"))
     """
     source = Source(Path(path))
-    published = _reader(source, format).read(source)
+    if format is not None and format not in READERS:
+        raise ValueError(f"format must be one of {', '.join(READERS)}, got {format!r}")
+    with reading(path):
+        published = _reader(source, format).read(source)
     kind = target_kind or published.target_kind
     if kind is None:
-        raise ValueError(
+        raise CoresetFileError(
             f"{path} has float targets that are no probabilities: are they logits or values to fit? Write\n"
             f"    read_published({str(path)!r}, target_kind='logits')  # or 'regression'"
         )
@@ -65,8 +68,6 @@ def read_published(
 
 def _reader(source: Source, format: str | None) -> Reader:
     if format is not None:
-        if format not in READERS:
-            raise ValueError(f"format must be one of {', '.join(READERS)}, got {format!r}")
         if not READERS[format].recognise(source):
             raise CoresetFileError(f"{source.path} is not {READERS[format].layout}; it is {source.describe()}")
         return READERS[format]
@@ -85,7 +86,7 @@ def _coreset(
     path: str | os.PathLike[str], published: Published, kind: TargetKind, classes: Sequence[str] | None
 ) -> SyntheticCoreset:
     assert published.preprocessing is not None
-    try:
+    with reading(path, "cannot be used"):
         coreset = SyntheticCoreset(
             published.inputs,
             published.targets,
@@ -101,6 +102,4 @@ def _coreset(
         )
         if coreset.inputs.ndim == 4:
             published.preprocessing(coreset.inputs[:1])  # it must fit the images
-    except ValueError as error:
-        raise CoresetFileError(f"{path} cannot be used: {error}") from error
-    return coreset
+        return coreset

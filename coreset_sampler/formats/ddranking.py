@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..coreset_file import CoresetFileError
+from ..untrusted import CoresetFileError, inside
 from .mtt import ask_for, load_rate
 from .plain import kind_of
 from .published import Published
@@ -22,7 +22,7 @@ def recognise(source: Source) -> bool:
 
 def read(source: Source) -> Published:
     """Float labels are probabilities if each row is one, else logits, as DD-Ranking's own loss takes them."""
-    images, labels = (load(source.folder / f"{part}.pt") for part in ("images", "labels"))
+    images, labels = (load(inside(source.folder, f"{part}.pt")) for part in ("images", "labels"))
     if not isinstance(images, Tensor) or not isinstance(labels, Tensor):
         raise CoresetFileError(f"{source.folder} must hold one tensor each in images.pt and labels.pt")
     return Published(

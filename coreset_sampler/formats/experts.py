@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..coreset_file import CoresetFileError
+from ..untrusted import CoresetFileError, inside
 from . import safe_torch
 from .source import load
 
@@ -40,7 +40,7 @@ def _files(path: Path) -> list[Path]:
     files = [path]
     if path.is_dir():
         numbered = [(int(m[1]), entry) for entry in path.iterdir() if (m := _FILE.fullmatch(entry.name))]
-        files = [entry for _, entry in sorted(numbered)]
+        files = [inside(path, entry.name) for _, entry in sorted(numbered)]
     if not files or not all(file.is_file() for file in files):
         raise FileNotFoundError(f"{path} is neither a buffer nor a folder with replay_buffer_0.pt, ...")
     return files

@@ -1,13 +1,14 @@
 """A Hugging Face dataset: a folder of `save_to_disk` or of parquet files, or the object itself.
 
 `to_dataset` and `from_dataset` go between a coreset and `datasets.Dataset`; what a coreset knows about
-itself rides in the dataset's description.
+itself rides in the dataset's description. Folders are read without `datasets`, which would follow what they point to.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..coreset_file import FORMAT, VERSION, CoresetFileError
+from ..coreset_file import FORMAT, VERSION
 from ..preprocessing import Raw
 from ..synthetic import SyntheticCoreset, from_tensors, to_tensors
-from . import ask
+from ..untrusted import LIMITS, CoresetFileError, inside, parse_json, reading
+from . import ask, pictures, safe_arrow
 from .extras import need
-from .image_folder import from_picture
 from .plain import kind_of
 from .published import Published
 from .source import Source
@@ -31,6 +32,17 @@ layout = "a folder of datasets' save_to_disk, or of parquet files, with images a
 
 _INPUTS = ("image", "img", "images", "inputs", "pixel_values")
 _TARGETS = ("label", "labels", "targets", "fine_label")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a folder or a `datasets.Dataset` holds: its columns, what is said about them, and its size on disk."""
+
+    path: Path
+    table: Any
+    features: dict[str, Any]
+    description: str
+    on_disk: int
 
 
 def recognise(source: Source) -> bool:
@@ -43,60 +55,93 @@ def recognise(source: Source) -> bool:
 
 
 def read(source: Source) -> Published:
-    """Images as bytes, or float arrays as they are."""
-    dataset = open_folder(source.path)
-    ours = _ours(dataset)
+    """Images and 8-bit columns as bytes, other numbers as float32 or int64."""
+    rows = open_folder(source.path)
+    ours = _ours(rows)
     if ours is not None:
-        values = ours.describe()
-        return Published(ours.inputs, ours.targets, preprocessing=ours.preprocessing, **values)
-    return _columns(source.path, dataset)
+        return Published(ours.inputs, ours.targets, preprocessing=ours.preprocessing, **ours.describe())
+    return _columns(rows)
 
 
-def open_folder(folder: Path) -> Any:
-    """The dataset in the folder; of several splits, `train`."""
-    datasets = need("datasets", extra="formats", what="Hugging Face dataset folders")
-    if any(_parquet(folder)):
-        # read directly: load_dataset would copy the data into the user's cache
-        parquet = need("pyarrow.parquet", extra="formats", what="parquet files")
-        files = sorted(_parquet(folder))
+def open_folder(folder: Path) -> Rows:
+    """The rows of the folder; of several splits, `train`."""
+    files = [inside(path.parent, path.name) for path in sorted(_parquet(folder))]
+    info: dict[str, Any] = {}
+    if files:
         train = [path for path in files if path.name.startswith("train")]
         if len(files) > 1 and not train:
             raise CoresetFileError(
                 f"{folder} has several parquet files and none is called train*: {[p.name for p in files]}"
             )
-        tables = [datasets.Dataset(parquet.read_table(path)) for path in train or files]
-        return datasets.concatenate_datasets(tables)
-    loaded = datasets.load_from_disk(str(folder))
-    if isinstance(loaded, datasets.DatasetDict):
-        if "train" not in loaded:
-            raise CoresetFileError(f"{folder} has splits {', '.join(loaded)}; point at the folder of one")
-        loaded = loaded["train"]
-    return loaded
+        files = train or files
+    else:
+        files, info = _saved(_split(folder))
+    tables = [safe_arrow.read_table(path, (*_INPUTS, *_TARGETS)) for path in files]
+    with reading(folder):
+        table = need("pyarrow", extra="formats", what="Hugging Face dataset folders").concat_tables(tables)
+        info = info or parse_json(folder, (table.schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {})
+        features, description = info.get("features") or {}, info.get("description") or ""
+        if not isinstance(features, dict) or not isinstance(description, str):
+            raise CoresetFileError(f"{folder} is damaged: features must be an object, the description text")
+    return Rows(folder, table, features, description, sum(path.stat().st_size for path in files))
+
+
+def _split(folder: Path) -> Path:
+    if not (folder / "dataset_dict.json").is_file():
+        return folder
+    splits = _json(folder, "dataset_dict.json").get("splits")
+    if not isinstance(splits, list) or "train" not in splits:
+        raise CoresetFileError(f"{folder} has splits {splits}; point at the folder of one")
+    return inside(folder, "train")
+
+
+def _saved(folder: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The Arrow files of `save_to_disk`, and its dataset_info.json."""
+    state, info = _json(folder, "state.json"), _json(folder, "dataset_info.json")
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise CoresetFileError(f"{folder} is a selection of rows; save dataset.flatten_indices() instead")
+    with reading(folder / "state.json"):
+        return [inside(folder, file["filename"]) for file in state["_data_files"]], info
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    path = inside(folder, name)
+    with reading(path), open(path, "rb") as file:
+        return parse_json(path, file.read(LIMITS.json_bytes + 1))
 
 
 def to_dataset(coreset: SyntheticCoreset) -> Any:
     """Columns `inputs` and `labels`, bit for bit."""
     datasets = need("datasets", extra="formats", what="Hugging Face datasets")
     tensors, description = to_tensors(coreset)
-    inputs, targets = tensors.pop("inputs"), tensors.pop("targets")
+    columns = {"inputs": tensors.pop("inputs").cpu(), "labels": tensors.pop("targets").cpu()}
     extra = base64.b64encode(safetensors.torch.save({k: t.contiguous() for k, t in tensors.items()})).decode()
-    about = {
+    about: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "coreset": description,
         "tensors": extra if tensors else "",
     }
+    # Arrow has no bfloat16; float32 holds every one of them
+    narrow = [name for name, values in columns.items() if values.dtype == torch.bfloat16]
+    if narrow:
+        about["bfloat16"] = narrow
+        columns |= {name: columns[name].float() for name in narrow}
     features = datasets.Features(
-        {"inputs": _feature(datasets, inputs), "labels": _label_feature(datasets, coreset, targets)}
+        {
+            "inputs": _feature(datasets, columns["inputs"]),
+            "labels": _label_feature(datasets, coreset, columns["labels"]),
+        }
     )
-    columns = {"inputs": list(inputs.cpu().numpy()), "labels": list(targets.cpu().numpy())}
     info = datasets.DatasetInfo(description=json.dumps(about), features=features)
-    return datasets.Dataset.from_dict(columns, features=features, info=info)
+    rows = {name: list(values.numpy()) for name, values in columns.items()}
+    return datasets.Dataset.from_dict(rows, features=features, info=info)
 
 
 def from_dataset(dataset: Any) -> SyntheticCoreset:
     """The coreset that `to_dataset` packed."""
-    coreset = _ours(dataset)
+    table = dataset.with_format("arrow")[:]
+    coreset = _ours(Rows(Path("the dataset"), table, {}, dataset.info.description or "", table.nbytes))
     if coreset is None:
         raise ValueError(
             "this dataset was not made by to_hf, so it does not say how its inputs were preprocessed; "
@@ -105,50 +150,62 @@ def from_dataset(dataset: Any) -> SyntheticCoreset:
     return coreset
 
 
-def _ours(dataset: Any) -> SyntheticCoreset | None:
-    try:
-        about = json.loads(dataset.info.description or "")
-    except ValueError:
+def _ours(rows: Rows) -> SyntheticCoreset | None:
+    if f'"{FORMAT}"' not in rows.description:
         return None
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    with reading(rows.path, "is damaged: its description is unreadable"):
+        about = parse_json(rows.path, rows.description)
+    if about.get("format") != FORMAT:
         return None
-    if about["version"] > VERSION:
-        raise CoresetFileError(f"this dataset is newer than this coreset_sampler: format version {about['version']}")
-    tensors = safetensors.torch.load(base64.b64decode(about["tensors"])) if about["tensors"] else {}
-    columns = dataset.with_format("numpy")
-    tensors["inputs"] = _tensor(columns["inputs"][:], dataset.features["inputs"])
-    tensors["targets"] = _tensor(columns["labels"][:], dataset.features["labels"])
-    return from_tensors(tensors, about["coreset"])
+    with reading(rows.path, "holds no valid coreset"):
+        if about["version"] > VERSION:
+            raise CoresetFileError(
+                f"{rows.path} is newer than this coreset_sampler: it has format version {about['version']}"
+            )
+        tensors = safetensors.torch.load(base64.b64decode(about["tensors"])) if about["tensors"] else {}
+        for column, tensor in (("inputs", "inputs"), ("labels", "targets")):
+            tensors[tensor] = torch.from_numpy(safe_arrow.values(rows.path, rows.table[column]).copy())
+            if column in about.get("bfloat16", ()):
+                tensors[tensor] = tensors[tensor].bfloat16()
+        return from_tensors(tensors, about["coreset"])
 
 
-def _columns(folder: Path, dataset: Any) -> Published:
-    picture, label = (_pick(folder, dataset, names) for names in (_INPUTS, _TARGETS))
-    datasets = need("datasets", extra="formats", what="Hugging Face dataset folders")
-    if isinstance(dataset.features[picture], datasets.Image):
-        images = [from_picture(image) for image in dataset[picture]]
-        if len({image.shape for image in images}) != 1:
-            raise CoresetFileError(f"{folder}: all images must have one size and mode")
-        inputs = torch.stack(images)
+def _columns(rows: Rows) -> Published:
+    picture, label = (_pick(rows, names) for names in (_INPUTS, _TARGETS))
+    files = safe_arrow.embedded(rows.path, rows.table[picture])
+    if files is not None:
+        inputs = pictures.stack(rows.path, files, lambda i: f"{rows.path}, picture {i}", rows.on_disk)
     else:
-        inputs = torch.from_numpy(np.array(dataset.with_format("numpy")[picture][:]))
-    targets = torch.from_numpy(np.array(dataset.with_format("numpy")[label][:]))
-    lines = ["If they were normalised:", ask.normalize(folder, inputs), "If they were not:", ask.raw(folder)]
+        inputs = _numbers(rows, picture)
+    targets = _numbers(rows, label)
+    targets = targets if targets.is_floating_point() else targets.long()
+    lines = ["If they were normalised:", ask.normalize(rows.path, inputs), "If they were not:", ask.raw(rows.path)]
+    names = rows.features.get(label, {}).get("names")
     return Published(
         inputs,
         targets,
         kind_of(targets),
         preprocessing=Raw() if inputs.dtype == torch.uint8 else None,
         ask="\n".join(lines),
-        classes=tuple(getattr(dataset.features[label], "names", None) or ()) or None,
-        provenance={"folder": folder.name},
+        classes=tuple(map(str, names)) if isinstance(names, list) and names else None,
+        provenance={"folder": rows.path.name},
     )
 
 
-def _pick(folder: Path, dataset: Any, names: tuple[str, ...]) -> str:
-    found = [column for column in names if column in dataset.column_names]
+def _numbers(rows: Rows, column: str) -> Tensor:
+    """Bytes stay bytes; other numbers become what models are trained on."""
+    array = safe_arrow.values(rows.path, rows.table[column])
+    kind = array.dtype.kind
+    if array.dtype != np.uint8 and kind in "iuf":
+        array = array.astype(np.float32 if kind == "f" else np.int64, copy=False)
+    return torch.from_numpy(np.array(array))
+
+
+def _pick(rows: Rows, names: tuple[str, ...]) -> str:
+    found = [column for column in names if column in rows.table.column_names]
     if len(found) != 1:
         raise CoresetFileError(
-            f"{folder} must have one column of {', '.join(names)}; it has {', '.join(dataset.column_names)}"
+            f"{rows.path} must have one column of {', '.join(names)}; it has {', '.join(found) or 'none'} of them"
         )
     return found[0]
 
@@ -169,11 +226,7 @@ def _label_feature(datasets: Any, coreset: SyntheticCoreset, targets: Tensor) ->
     return _feature(datasets, targets)
 
 
-def _tensor(values: Any, feature: Any) -> Tensor:
-    array = np.stack(list(values)) if getattr(values, "dtype", None) is np.dtype(object) else np.array(values)
-    return torch.from_numpy(array.astype(getattr(feature, "dtype", None) or feature.feature.dtype))
-
-
 def _parquet(folder: Path) -> list[Path]:
-    inside = [folder, folder / "data"]
-    return [p for place in inside if place.is_dir() for p in place.glob("*.parquet") if p.is_file()]
+    inside_folders = [folder, folder / "data"]
+    places = [place for place in inside_folders if place.is_dir() and (place == folder or not place.is_symlink())]
+    return [path for place in places for path in place.glob("*.parquet")]

@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from ..coreset_file import CoresetFileError
 from ..preprocessing import Raw
-from .extras import need
+from ..untrusted import CoresetFileError
+from . import pictures
 from .published import Published
 from .source import Source
 
@@ -20,7 +18,6 @@ name = "images"
 layout = "a folder of images with one sub-folder per class"
 
 _ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
-_MOST_PIXELS = 1 << 26  # of one image: 8192 x 8192
 
 
 def recognise(source: Source) -> bool:
@@ -74,15 +71,10 @@ def published(
     """Bytes as they are on disk: 8-bit pixels have no preprocessing."""
     if not files:
         raise CoresetFileError(f"{source.path} has no images in its sub-folders")
-    images = [read_image(path) for path, _ in files]
-    for (path, _), image in zip(files, images, strict=True):
-        if image.shape != images[0].shape:
-            raise CoresetFileError(
-                f"all images must have one size and mode: {files[0][0]} is {tuple(images[0].shape)}, "
-                f"{path} {tuple(image.shape)}"
-            )
+    paths = [path for path, _ in files]
+    on_disk = sum(path.stat().st_size for path in paths)
     return Published(
-        torch.stack(images),
+        pictures.stack(source.path, paths, lambda number: str(paths[number]), on_disk),
         torch.tensor([label for _, label in files]),
         "hard",
         preprocessing=Raw(),
@@ -93,26 +85,3 @@ def published(
             "targets": "hard, from the folders; soft labels are published apart",
         },
     )
-
-
-def read_image(path: Path) -> Tensor:
-    """Bytes `(1 or 3, h, w)`."""
-    image = need("PIL.Image", extra="formats", what="folders of images")
-    try:
-        with image.open(path) as picture:
-            if picture.width * picture.height > _MOST_PIXELS:
-                raise CoresetFileError(
-                    f"{path} is refused: {picture.width} x {picture.height} pixels unpack to too much"
-                )
-            return from_picture(picture)
-    except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
-        if isinstance(error, CoresetFileError):
-            raise
-        raise CoresetFileError(f"{path} is truncated or no image: {error}") from error
-
-
-def from_picture(picture: object) -> Tensor:
-    """A PIL image as bytes, grey kept grey."""
-    mode = "L" if picture.mode in ("1", "L") else "RGB"  # type: ignore[attr-defined]
-    array = np.array(picture.convert(mode))  # type: ignore[attr-defined]
-    return torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1).contiguous()

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..coreset_file import CoresetFileError
+from ..untrusted import CoresetFileError, inside
 from . import ask
 from .published import Published
 from .source import Source, load
@@ -73,7 +73,7 @@ def load_parts(folder: Path, kind: str, tag: str) -> Tensor:
     numbers = [number for number, _ in parts]
     if len(numbers) > 1 and numbers != list(range(len(numbers))):
         raise CoresetFileError(f"{folder} holds parts {numbers} of {kind}_{tag}: some are missing")
-    values = [load(path) for _, path in parts]
+    values = [load(inside(folder, path.name)) for _, path in parts]
     if not values or not all(isinstance(value, Tensor) and value.ndim for value in values):
         raise CoresetFileError(f"{folder} has no tensor in {kind}_{tag}.pt or its parts")
     try:
@@ -86,7 +86,7 @@ def load_rate(path: Path) -> float | None:
     """The learned learning rate, if it was saved."""
     if not path.is_file():
         return None
-    value = load(path)
+    value = load(inside(path.parent, path.name))
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise CoresetFileError(f"{path} must hold one learning rate")
     return float(value)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..coreset_file import CoresetFileError
 from ..preprocessing import Raw
 from ..synthetic import TargetKind, on_simplex
+from ..untrusted import CoresetFileError
 from . import ask
 from .published import Published
 from .source import Source

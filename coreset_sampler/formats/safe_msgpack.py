@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..coreset_file import CoresetFileError
+from ..untrusted import LIMITS, CoresetFileError, reading
 from .extras import need
 
 _NUMBERS = {"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
@@ -25,21 +25,18 @@ def load(path: Path) -> Any:
     def extension(code: int, data: bytes) -> Tensor | None:
         return _array(path, msgpack.unpackb(data, raw=False)) if code in (_ARRAY, _SCALAR) else None
 
-    try:
+    with reading(path, "is truncated or damaged as a flax checkpoint"):
         # msgpack bounds every container by the length of the data itself
         return _joined(msgpack.unpackb(path.read_bytes(), ext_hook=extension, raw=False, strict_map_key=False))
-    except CoresetFileError:
-        raise
-    except (ValueError, TypeError, KeyError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise CoresetFileError(f"{path} is truncated or damaged as a flax checkpoint: {error}") from error
 
 
 def _array(path: Path, packed: Any) -> Tensor:
     shape, name, data = packed
     if name not in _NUMBERS:
-        raise CoresetFileError(f"{path} is refused: arrays of {name!r} are not read")
-    if not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise CoresetFileError(f"{path} is refused: an array has shape {shape}")
+        raise CoresetFileError(f"{path} is refused: arrays of {str(name)[:80]!r} are not read")
+    # before the product: of 100,000 dimensions it takes a minute
+    if len(shape) > LIMITS.dimensions or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise CoresetFileError(f"{path} is refused: an array has shape {str(shape)[:200]}")
     claimed = math.prod(shape) * np.dtype(name).itemsize
     if claimed != len(data):
         raise CoresetFileError(

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..coreset_file import CoresetFileError
+from ..untrusted import LIMITS, CoresetFileError, reading
+from .safe_zip import open_zip
 
 _NUMBERS = ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 _ALLOWED = {f"torch {number}Storage" for number in _NUMBERS} | {
@@ -40,28 +41,20 @@ def load(path: Path, *, mapped: bool = False) -> Any:
     _check_imports(path, program)
     stand_ins: list[Any] = [(_Dtype, "numpy.dtype")]
     stand_ins += [(_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
-    try:
-        with torch.serialization.safe_globals(stand_ins):
+    with reading(path, "is refused or damaged"), torch.serialization.safe_globals(stand_ins):
+        try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        ValueError,
-        TypeError,
-        KeyError,
-        EOFError,
-        IndexError,
-    ) as error:
-        reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
-        raise CoresetFileError(f"{path} is refused or damaged: {reason}") from error
+        except pickle.UnpicklingError as error:
+            # torch puts advice to switch the protection off before the reason
+            raise ValueError(str(error).split("WeightsUnpickler error:")[-1]) from error
     _check_sizes(path, content)
     return content
 
 
 def refuse_bare_pickle(path: Path) -> None:
     """Always raises, naming what the pickle would have imported, if it is one."""
-    program = path.read_bytes()
-    _check_imports(path, program)
+    with open(path, "rb") as file:
+        _check_imports(path, file.read(LIMITS.pickle_bytes))
     raise CoresetFileError(
         f"{path} is refused: a bare pickle, or torch.save's format of before 2020. If you trust it: "
         f"torch.save(torch.load({path.name!r}, weights_only=True), 'new.pt')"
@@ -71,21 +64,18 @@ def refuse_bare_pickle(path: Path) -> None:
 def _program(path: Path) -> bytes:
     """The pickle in the zip, once the zip is known to hold no more than its own size."""
     size = path.stat().st_size
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-                raise CoresetFileError(
-                    f"{path} is refused: torch never compresses, this zip is compressed (a zip bomb?)"
-                )
-            if sum(entry.file_size for entry in entries) > size:
-                raise CoresetFileError(f"{path} is refused: its zip entries claim more bytes than the file's {size}")
-            names = [e.filename for e in entries if e.filename.endswith("/data.pkl") or e.filename == "data.pkl"]
-            if len(names) != 1:
-                raise CoresetFileError(f"{path} is a zip, but neither of torch.save nor of numpy.savez")
-            return archive.read(names[0])
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
-        raise CoresetFileError(f"{path} is truncated or damaged: {error}") from error
+    with reading(path), open_zip(path) as archive:
+        entries = archive.infolist()
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise CoresetFileError(f"{path} is refused: torch never compresses, this zip is compressed (a zip bomb?)")
+        if sum(entry.file_size for entry in entries) > size:
+            raise CoresetFileError(f"{path} is refused: its zip entries claim more bytes than the file's {size}")
+        pickles = [e for e in entries if e.filename.endswith("/data.pkl") or e.filename == "data.pkl"]
+        if len(pickles) != 1:
+            raise CoresetFileError(f"{path} is a zip, but neither of torch.save nor of numpy.savez")
+        if pickles[0].file_size > LIMITS.pickle_bytes:
+            raise CoresetFileError(f"{path} is refused: a pickle of {pickles[0].file_size} bytes besides its tensors")
+        return archive.read(pickles[0])
 
 
 def _check_imports(path: Path, program: bytes) -> None:
@@ -102,7 +92,7 @@ def _imports(path: Path, program: bytes) -> Iterator[str]:
     texts: list[str] = []
     memo: dict[int, str] = {}
     top = ""  # the text that the last instruction pushed
-    try:
+    with reading(path, "is truncated, damaged or no data file at all"):
         for opcode, argument, _ in pickletools.genops(program):
             if opcode.name in ("GLOBAL", "INST"):
                 yield str(argument)
@@ -114,33 +104,35 @@ def _imports(path: Path, program: bytes) -> Iterator[str]:
             pushed = memo.get(int(argument or 0), "") if opcode.name.endswith("GET") else argument
             top = pushed if isinstance(pushed, str) and opcode.name not in ("GLOBAL", "INST") else ""
             texts += [top] if top else []
-    except (ValueError, IndexError, EOFError) as error:
-        raise CoresetFileError(f"{path} is truncated, damaged or no data file at all: {error}") from error
 
 
 def _check_sizes(path: Path, content: Any) -> None:
     """Refuses tensors with more elements than stored: a view of one number could fill any memory."""
     size = path.stat().st_size
-    for tensor in tensors_in(content):
+    total = 0
+    for tensor in _tensors_in(path, content):
         needed, held = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
+        total += needed
         if needed > held or held > size:
             raise CoresetFileError(
                 f"{path} is refused: a tensor of shape {tuple(tensor.shape)} claims {needed} bytes, "
                 f"the file holds {min(held, size)} for it"
             )
+    LIMITS.check_unpacked(path, total, size)
 
 
-def tensors_in(content: Any) -> Iterator[Tensor]:
-    """Every tensor in nested containers, each container visited once."""
-    seen: set[int] = set()
-    waiting = [content]
+def _tensors_in(path: Path, content: Any) -> Iterator[Tensor]:
+    """Every tensor in nested containers, as often as it is reached: a list of a list of itself has no end."""
+    waiting, reached = [content], 0
     while waiting:
         value = waiting.pop()
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        reached += len(inner)
+        if reached > LIMITS.nodes:
+            raise CoresetFileError(f"{path} is refused: its containers unfold to more than {LIMITS.nodes} values")
+        waiting.extend(inner)
         if isinstance(value, Tensor):
             yield value
-        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
-            seen.add(id(value))
-            waiting.extend(value.values() if isinstance(value, dict) else value)
 
 
 class _Dtype:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..coreset_file import CoresetFileError
+from ..untrusted import CoresetFileError, check_kind, reading
 from . import safe_msgpack, safe_npz, safe_torch
 
 
@@ -16,8 +16,7 @@ class Source:
     """What `read_published` was pointed at."""
 
     def __init__(self, path: Path) -> None:
-        if not path.exists():
-            raise FileNotFoundError(f"there is no file or folder {path}")
+        check_kind(path)
         self.path = path
 
     @property
@@ -40,17 +39,19 @@ class Source:
 
 def load(path: Path) -> Any:
     """The tensors, numbers and plain containers in a `.pt`, `.npz` or msgpack file, by its first bytes."""
-    if path.stat().st_size == 0:
-        raise CoresetFileError(f"{path} is empty")
-    with open(path, "rb") as file:
-        start = file.read(16)
-    if start[:4] == b"PK\x03\x04":
-        return safe_npz.load(path) if safe_npz.recognise(path) else safe_torch.load(path)
-    if start[4:9] == b"\0\0\0\0{":
-        raise CoresetFileError(f"{path} is a safetensors file; for those of ours: load_coreset({str(path)!r})")
-    if 0x81 <= start[0] <= 0x8F or start[0] in (0xDE, 0xDF):
-        return safe_msgpack.load(path)
-    safe_torch.refuse_bare_pickle(path)
+    check_kind(path)
+    with reading(path):
+        if path.stat().st_size == 0:
+            raise CoresetFileError(f"{path} is empty")
+        with open(path, "rb") as file:
+            start = file.read(16)
+        if start[:4] == b"PK\x03\x04":
+            return safe_npz.load(path) if safe_npz.recognise(path) else safe_torch.load(path)
+        if start[4:9] == b"\0\0\0\0{":
+            raise CoresetFileError(f"{path} is a safetensors file; for those of ours: load_coreset({str(path)!r})")
+        if 0x81 <= start[0] <= 0x8F or start[0] in (0xDE, 0xDF):
+            return safe_msgpack.load(path)
+        safe_torch.refuse_bare_pickle(path)
 
 
 def _describe(content: Any, *, nested: bool = True) -> str:
