@@ -20,6 +20,7 @@ from ..distill.film import draw_film
 from ..distill.presets import METHODS, PRESETS, Preset
 from ..distill.run import StoppedError, as_coreset, checkpoint_beside, held_out_accuracy, run, saver, settings_of, start
 from ..distill.state import Distiller, DivergedError, Source, State
+from ..networks import description
 from .experts import make_experts
 from .problem import Problem, add_problem, open_problem
 
@@ -219,7 +220,8 @@ def _provenance(
         "command": " ".join([*words, *said, "-o FILE"]),
         "version": __version__,
         "settings": settings["settings"][-1][1] if len(settings["settings"]) == 1 else settings["settings"],
-        "network": {name: settings[name] for name in ("net", "widths")},
+        "network": description(settings["net"], settings["widths"]),
+        **({"image_size": options.size} if options.size else {}),
         "seed": options.seed,
         "steps": progress.state.step,
         "minutes": round(progress.seconds / 60, 2),

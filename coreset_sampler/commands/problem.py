@@ -42,10 +42,31 @@ def add_problem(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", metavar="DIR", help="folder that datasets.load_dataset opens; digits needs none")
     command.add_argument("--size", type=int, help="scale and crop images to so many pixels")
     command.add_argument("--net", choices=list(NETWORKS), default="convnet", help="network (default convnet)")
-    command.add_argument("--widths", type=int, nargs="+", help="channels of its blocks")
+    add_widths(command, "channels of its blocks")
     command.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
     command.add_argument("--threads", type=int, help="of torch; the same bits need the same number")
     command.add_argument("--device", default="cpu", help="such as cuda (default cpu)")
+
+
+def add_widths(command: argparse.ArgumentParser, meaning: str) -> None:
+    """`--widths 32 64` and `--widths 32,64`, as a list of numbers."""
+    text = f"{meaning}, as in 32 64 or 32,64"
+    command.add_argument("--widths", nargs="+", type=_numbers, action=_Joined, metavar="N", help=text)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part]
+    except ValueError:
+        rule = "--widths takes whole numbers, as in 32 64 or 32,64; other arguments go before it"
+        raise argparse.ArgumentTypeError(f"{rule}, got {text!r}") from None
+
+
+class _Joined(argparse.Action):
+    """Lists of numbers as one list."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, [number for part in values for number in part])
 
 
 def open_problem(options: argparse.Namespace) -> Problem:

@@ -16,7 +16,7 @@ from ..distill.variational_presets import PRESETS, VariationalPreset
 from ..image_data import ImageData
 from ..inference.predict import Inference, by_last_layer, by_sgd
 from ..metrics import accuracy, brier, ece, nll
-from ..networks import Network
+from ..networks import Network, description
 from ..synthetic import SyntheticCoreset
 
 METRICS = {"accuracy": accuracy, "nll": nll, "ece": ece, "brier": brier}
@@ -60,6 +60,7 @@ def _learned(
         "licence": data.licence,
         "made": "learned by VBPC from all training images; started from random real ones",
         "settings": settings if len(changes) == 1 else changes,
+        "network": description("convnet", preset.widths),
         "minutes": round(done.seconds / 60, 1),
         "cpu_minutes": round((time.process_time() - before) / 60, 1),
         "command": f"python -m coreset_sampler.zoo.make --data DIR --only {data.name}/vbpc-{per_class}",
