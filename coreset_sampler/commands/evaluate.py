@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..corruptions import corrupted, corruption_names
 from ..distill.augment import augment
+from ..distill.claim import claimed
 from ..image_data import ImageData, open_images
 from ..inference.predict import INFERENCES, Inference
 from ..metrics import accuracy, brier, ece, nll
@@ -55,6 +56,15 @@ def add_evaluate(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.output is None:
+        return _evaluate(options)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    with claimed(options.output):
+        _evaluate(options)
+    _write(sys.stdout, f"wrote {options.output}")
+
+
+def _evaluate(options: argparse.Namespace) -> None:
     coreset = load_coreset(options.file)
     settings = _settings(options.set)
     data = open_images(options.data, size=options.size or _scaled(coreset))
@@ -74,8 +84,6 @@ def _run(options: argparse.Namespace) -> None:
         say=lambda line: _write(sys.stderr, line),
     )
     _write(sys.stdout, table(rows))
-    if options.output is not None:
-        _write(sys.stdout, f"wrote {options.output}")
 
 
 def evaluate(

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import distributed
 
-from ..distill.experts import Experts, train_experts
+from ..distill.experts import Experts, train_experts, untrained
+from ..ranks import world
 from .problem import Problem, add_problem, open_problem
 
 
@@ -52,6 +53,8 @@ def _run(options: argparse.Namespace) -> None:
             distributed.barrier()
             made = Experts(options.folder)
         sys.stdout.write(f"{options.folder} holds {len(made)} experts\n")
+        if world()[0] == 0 and (warning := untrained(made, problem.network, problem.held_out)):
+            _report(f"coreset-sampler: {warning}")
     finally:
         if several:
             distributed.destroy_process_group()

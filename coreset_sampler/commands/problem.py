@@ -27,6 +27,17 @@ class Problem:
     net: dict[str, Any]
     """The network in plain values: kind, widths, channels, classes and pixels."""
 
+    def check_per_class(self, count: int) -> None:
+        """Refuses more images per class than every class has."""
+        labels, counts = self.train.targets.unique(return_counts=True)
+        fewest = int(counts.argmin())
+        if count > int(counts[fewest]):
+            name, has = self.classes[int(labels[fewest])], int(counts[fewest])
+            raise ValueError(
+                f"--ipc must be at most the training images of every class, got {count}: class {name!r} has {has} "
+                "besides those held out"
+            )
+
     def part(self, examples: int | None) -> RealData:
         """A random part of the training images, always the same one; all if not said."""
         if examples is None or examples >= self.train.n:
@@ -73,9 +84,18 @@ def open_problem(options: argparse.Namespace) -> Problem:
     """Opens the data and holds a tenth of each class out."""
     if options.threads:
         torch.set_num_threads(options.threads)
+    _check_device(options.device)
     if options.data is None and options.name != "digits":
         raise ValueError(f"--data must name the folder with the images of {options.name}; only digits is built in")
     return make_problem(open_images(options.data or options.name, size=options.size), options)
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device must be one that torch finds here, got {device!r} ({reason}); try cpu") from None
 
 
 def make_problem(images: ImageData, options: argparse.Namespace) -> Problem:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..distill import checkpoint
+from ..distill.claim import claimed
 from ..distill.real_data import RealData
 from ..distill.run import as_coreset, run, saver, settings_of, start
 from ..distill.variational_presets import PRESETS, VariationalPreset
@@ -30,7 +31,9 @@ def distilled(data: ImageData, per_class: int, *, seeds: int, runs: Path, commit
     """
     preset = PRESETS[data.name, per_class]
     make = preset.network(data.channels, len(data.classes), data.size)
-    coreset = _learned(data, per_class, preset, make, runs / f"{data.name}-vbpc-{per_class}.run.safetensors", commit)
+    path = runs / f"{data.name}-vbpc-{per_class}.run.safetensors"
+    with claimed(path):
+        coreset = _learned(data, per_class, preset, make, path, commit)
     return _with(coreset, measure(coreset, make, data, seeds=seeds), preset, len(data.test[1]))
 
 
