@@ -130,6 +130,15 @@ class _Page:
         axes.set_axis_off()
 
 
+def uneven(coreset: SyntheticCoreset) -> str:
+    """Which classes the images belong to by their largest target, where these are not `images_per_class` of each."""
+    if coreset.images_per_class is None or not coreset.num_classes or coreset.targets.ndim != 2:
+        return ""
+    counts = _labels(coreset).bincount(minlength=coreset.num_classes).tolist()
+    others = [f"{n} {_name(coreset, c)}" for c, n in enumerate(counts) if n != coreset.images_per_class]
+    return f"{', '.join(others)} by their largest target, which was learned" if others else ""
+
+
 def _title(coreset: SyntheticCoreset) -> str:
     per_class = coreset.images_per_class
     count = f"{per_class} image{'s' * (per_class != 1)} per class" if per_class else f"{len(coreset)} images"
@@ -138,7 +147,13 @@ def _title(coreset: SyntheticCoreset) -> str:
 
 def _line(coreset: SyntheticCoreset, hidden: str) -> str:
     size = " x ".join(map(str, coreset.inputs.shape[-2:]))
-    about = [f"{len(coreset)} images of {size}", f"{coreset.target_kind} targets", _accuracy(coreset), hidden]
+    about = [
+        f"{len(coreset)} images of {size}",
+        f"{coreset.target_kind} targets",
+        _accuracy(coreset),
+        uneven(coreset),
+        hidden,
+    ]
     return "  ·  ".join(part for part in about if part)
 
 

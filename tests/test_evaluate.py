@@ -126,10 +126,22 @@ def test_data_with_other_class_names_are_refused_and_with_none_are_said_to_be_un
     assert said == ["whether classes are the same is not checked: digits names none"]
 
 
-def test_images_of_another_size_are_scaled_only_if_asked_or_recorded(capsys):
-    command = ["evaluate", "fashion-mnist/vbpc-1", "--data", "digits", "--by", "sgd", "--seeds", "1"]
-    assert main(command) == 1
-    assert "inputs are (1, 28, 28), images of digits (1, 8, 8)" in capsys.readouterr().err
+def test_images_of_another_size_are_scaled_only_if_asked_or_recorded(tmp_path, capsys):
+    datasets, image = pytest.importorskip("datasets"), pytest.importorskip("PIL.Image")
+    for split in ("train", "test"):
+        pictures = [image.fromarray(np.full((16, 16), 20 * i, np.uint8)) for i in range(10)]
+        rows = datasets.Dataset.from_dict({"image": pictures, "label": list(range(10))})
+        rows.to_parquet(tmp_path / "data" / f"{split}.parquet")
+    command = ["--data", str(tmp_path / "data"), "--by", "sgd", "--seeds", "1", "--set", "sgd.steps=1"]
+    assert main(["evaluate", "digits/k-center-1", *command]) == 1
+    assert "inputs are (1, 8, 8), images of data (1, 16, 16)" in capsys.readouterr().err
+    assert main(["evaluate", "digits/k-center-1", "--size", "8", *command]) == 0
+    assert "whether classes are the same is not checked: data names none" in capsys.readouterr().err
+    made = tmp_path / "made.safetensors"
+    coreset = load_coreset("digits/k-center-1")
+    coreset.provenance |= {"image_size": 8}
+    coreset.save(made)
+    assert main(["evaluate", str(made), *command]) == 0
 
 
 def test_evaluate_takes_the_network_that_the_coreset_names_and_says_so(tmp_path, capsys):

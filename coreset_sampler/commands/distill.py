@@ -34,6 +34,8 @@ def add_distill(commands: Any) -> None:
         "distill",
         help="learn a handful of images to train on in place of all",
         description="Learns a coreset. Ctrl-C saves; --resume goes on to the same bits as without an interruption.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n  coreset-sampler distill fashion-mnist --data DIR --method vbpc --ipc 10 -o fmnist.safetensors",
     )
     add_problem(command)
     command.add_argument("--method", choices=list(METHODS), default="vbpc", help="how (default vbpc)")

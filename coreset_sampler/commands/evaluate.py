@@ -37,7 +37,13 @@ BY: dict[str, Callable[..., Inference]] = INFERENCES | {
 
 def add_evaluate(commands: Any) -> None:
     """Adds the command."""
-    command = commands.add_parser("evaluate", help="accuracy, NLL, ECE and Brier score on the whole test set")
+    command = commands.add_parser(
+        "evaluate",
+        help="accuracy, NLL, ECE and Brier score on the whole test set",
+        description="Judges networks that know only the coreset, by default of the kind that it was made with.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n  coreset-sampler evaluate digits/vbpc-1 --data digits --by last-layer,sgd --seeds 3",
+    )
     command.add_argument("file", metavar="FILE", help="a coreset of ours, or a name from the zoo")
     command.add_argument("--data", required=True, help="digits, or a folder that datasets.load_dataset opens")
     command.add_argument("--by", default="last-layer,sgd,hmc", help=f"any of {','.join(BY)} (default: %(default)s)")

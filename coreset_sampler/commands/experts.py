@@ -22,6 +22,8 @@ def add_experts(commands: Any) -> None:
         help="train expert trajectories, to distill from",
         description="Trains what is missing in the folder, so that a run may be killed and started again. "
         "torchrun --nproc-per-node N -m coreset_sampler.cli experts ... deals the experts out.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n  coreset-sampler experts DIR digits --experts 6 --epochs 8 --rate 0.03 --batch 64",
     )
     command.add_argument("folder", metavar="DIR", help="folder for the trajectories")
     add_problem(command)
