@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,7 +36,7 @@ def claimed(output: Path, *also: Path) -> Iterator[None]:
         os.write(handle, f"{os.getpid()}\n".encode())
         os.fsync(handle)
         for path in (output, *also):
-            _remove_leftovers(path)
+            remove_leftovers(path.parent, re.escape(path.name))
         yield
     except OSError as error:
         if error.errno and error.filename is None:  # a full disk does not say which file
@@ -69,9 +70,14 @@ def _locked(lock: Path, output: Path) -> int:
         os.close(handle)
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Files that `coreset_file.write` began for this path and did not get to rename."""
-    name = re.compile(re.escape(f".{path.name}.") + "[0-9a-f]{16}")
-    for entry in os.listdir(path.parent):
+def remove_leftovers(folder: Path, pattern: str, *, older: float = 0.0) -> None:
+    """Removes files that a killed process began to write for names of this pattern and did not get to rename.
+
+    Where others may be writing just now, `older` spares the files of so many seconds.
+    """
+    name = re.compile(rf"\.({pattern})\.[0-9a-f]{{1,16}}")
+    for entry in os.listdir(folder):
         if name.fullmatch(entry):
-            (path.parent / entry).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # renamed or removed by its owner
+                if time.time() - (folder / entry).stat().st_mtime >= older:
+                    (folder / entry).unlink()

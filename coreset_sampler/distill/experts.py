@@ -24,6 +24,7 @@ from ..formats.experts import Trajectory, open_buffers
 from ..networks import Network, fresh
 from ..ranks import share
 from .augment import Augmentation, augment
+from .claim import remove_leftovers
 from .inner import Loss
 from .pixels import check_settings
 from .real_data import RealData
@@ -114,6 +115,7 @@ def train_experts(
     check_settings(experts=experts, epochs=epochs, rate=rate, batch=batch)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder, rf"{_NAME.pattern}|experts\.json", older=600)  # other ranks may be writing
     description = {"n": data.n, "rate": rate, "batch": batch, "seed": seed, "augmentation": _name(augmentation)}
     _write_description(folder, description | (about or {}) | {"experts": experts, "epochs": epochs})
     for expert in share(range(experts)):
