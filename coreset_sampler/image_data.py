@@ -64,6 +64,8 @@ def open_images(data: str, *, size: int | None = None) -> ImageData:
     test images are the split `test` or, where there is none, `validation`.
     """
     if data == "digits":
+        if size not in (None, 8):
+            raise ValueError(f"size must be left out for digits, which have 8 x 8 pixels, got {size}")
         return _digits()
     from datasets import load_dataset
 

@@ -131,12 +131,17 @@ class _Page:
 
 
 def uneven(coreset: SyntheticCoreset) -> str:
-    """Which classes the images belong to by their largest target, where these are not `images_per_class` of each."""
-    if coreset.images_per_class is None or not coreset.num_classes or coreset.targets.ndim != 2:
+    """Which classes the images belong to, where these are not `images_per_class` of each; empty if they are."""
+    if coreset.images_per_class is None or not coreset.num_classes or coreset.targets.ndim > 2:
         return ""
-    counts = _labels(coreset).bincount(minlength=coreset.num_classes).tolist()
-    others = [f"{n} {_name(coreset, c)}" for c, n in enumerate(counts) if n != coreset.images_per_class]
-    return f"{', '.join(others)} by their largest target, which was learned" if others else ""
+    present, counts = (values.tolist() for values in _labels(coreset).unique(return_counts=True))
+    each = zip(present, counts, strict=True)
+    others = [f"{n} {_name(coreset, label)}" for label, n in each if n != coreset.images_per_class]
+    others = [*others[:9], "..."] if len(others) > 9 else others
+    missing = coreset.num_classes - len(present)
+    others += [f"none of {missing} classes"] if missing else []
+    by = "their labels" if coreset.target_kind == "hard" else "their largest target, which was learned"
+    return f"{', '.join(others)} by {by}" if others else ""
 
 
 def _title(coreset: SyntheticCoreset) -> str:

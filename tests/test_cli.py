@@ -11,7 +11,7 @@ import torch
 
 import coreset_sampler
 from coreset_sampler import cli, zoo
-from coreset_sampler.preprocessing import ZCA, Normalize
+from coreset_sampler.preprocessing import ZCA, Normalize, Raw
 from coreset_sampler.synthetic import SyntheticCoreset, load_coreset
 
 
@@ -71,6 +71,14 @@ def test_classes_are_counted_as_the_learned_targets_say(capsys, tmp_path):
     assert any(line.startswith("* cifar10/vbpc-10: 11 bird, 9 cat by their largest target") for line in lines)
     assert sum(line.startswith("* ") for line in lines) == 1
     assert "images_per_class  10\n" in run(capsys, "info", "fashion-mnist/vbpc-10")[1]
+
+
+def test_a_file_that_claims_more_images_per_class_than_its_labels_is_contradicted(capsys, tmp_path):
+    about = {"images_per_class": 2, "classes": ("a", "b", "c")}
+    made = SyntheticCoreset(torch.zeros(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]), preprocessing=Raw(), **about)
+    made.save(tmp_path / "a.safetensors")
+    out = run(capsys, "info", tmp_path / "a.safetensors")[1]
+    assert "images_per_class  2; none of 1 classes by their labels" in out
 
 
 def test_convert_asks_for_the_preprocessing_and_writes_nothing_without_it(capsys, mtt, tmp_path):

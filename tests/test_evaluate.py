@@ -11,6 +11,7 @@ from coreset_sampler.cli import main
 from coreset_sampler.commands.evaluate import evaluate
 from coreset_sampler.commands.results import Log, summary
 from coreset_sampler.corruptions import corrupted, corruption_names
+from coreset_sampler.distill.claim import claimed
 from coreset_sampler.image_data import open_images
 from coreset_sampler.inference.predict import by_sgd
 from coreset_sampler.networks import network
@@ -142,6 +143,20 @@ def test_images_of_another_size_are_scaled_only_if_asked_or_recorded(tmp_path, c
     coreset.provenance |= {"image_size": 8}
     coreset.save(made)
     assert main(["evaluate", str(made), *command]) == 0
+
+
+def test_digits_are_not_said_to_have_another_size():
+    with pytest.raises(ValueError, match="which have 8 x 8 pixels, got 28"):
+        open_images("digits", size=28)
+    assert open_images("digits", size=8).size == 8
+
+
+def test_a_second_evaluation_into_the_same_file_is_refused(tmp_path, capsys):
+    output = tmp_path / "results.json"
+    with claimed(output):
+        assert main(["evaluate", "digits/k-center-1", *QUICK, "--by", "sgd", "-o", str(output)]) == 1
+    assert f"another process is writing {output}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_evaluate_takes_the_network_that_the_coreset_names_and_says_so(tmp_path, capsys):

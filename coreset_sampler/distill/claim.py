@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -14,6 +15,8 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -64,9 +67,12 @@ def _locked(lock: Path, output: Path) -> int:
                 return handle
         except FileNotFoundError:
             pass
-        except OSError:
+        except (BlockingIOError, PermissionError):
             os.close(handle)
             raise ValueError(f"another process is writing {output}: wait for it, or name another file") from None
+        except OSError as error:  # some network file systems have no locks
+            _log.warning("%s cannot be locked (%s): see that no other process writes it", output, error.strerror)
+            return handle
         os.close(handle)
 
 
