@@ -10,16 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from . import zoo
+from ._version import __version__
 from .commands.distill import add_distill
 from .commands.evaluate import add_evaluate
 from .commands.experts import add_experts
 from .coreset_file import CoresetFileError
 from .formats import READERS, PreprocessingUnknownError, read_published
+from .picture import draw, uneven
 from .preprocessing import Normalize, Preprocessing, Raw
 from .synthetic import SyntheticCoreset, load_coreset
 from .untrusted import printable
 
 _ENDING = ".safetensors"
+_EXAMPLES = """examples:
+  coreset-sampler zoo
+  coreset-sampler info digits/vbpc-1
+  coreset-sampler show digits/vbpc-10 -o digits.png
+  coreset-sampler evaluate digits/vbpc-1 --data digits --by last-layer,sgd --seeds 3
+  coreset-sampler distill digits --ipc 1 --minutes 2 -o mine.safetensors
+  coreset-sampler distill fashion-mnist --data DIR --method vbpc --ipc 10 -o fmnist.safetensors
+  coreset-sampler convert images_best.pt mine.safetensors --mean 0.2861 --std 0.3530
+
+coreset-sampler COMMAND --help says more of each."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All commands. A new one is a function that adds a parser and sets `run`."""
-    top = argparse.ArgumentParser(prog="coreset-sampler", description="Small data sets to train on.")
+    top = argparse.ArgumentParser(
+        prog="coreset-sampler",
+        description="Small data sets to train on.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"coreset-sampler {__version__}")
     commands = top.add_subparsers(metavar="command", required=True)
     for add in (
         _add_zoo,
@@ -132,15 +150,16 @@ def _zoo(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(entries, indent=2))
         return
-    rows = [("name", "method", "per class", "accuracy", "data, licence")]
+    rows, notes = [("name", "method", "per class", "accuracy", "data, licence")], []
     for name, entry in sorted(entries.items()):
-        measured = entry["accuracy"]
+        measured, other = entry["accuracy"], uneven(load_coreset(name))
+        notes += [f"* {name}: {other}"] if other else []
         accuracy = f"{measured['mean']:.1%} ± {measured['std']:.1%} (n={measured['n']})"
         rows.append(
             (
                 name,
                 entry["method"],
-                str(entry["images_per_class"]),
+                f"{entry['images_per_class']}{'*' if other else ''}",
                 accuracy,
                 f"{entry['data']}, {entry['licence']}",
             )
@@ -148,6 +167,8 @@ def _zoo(options: argparse.Namespace) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for note in notes:
+        print(note)
     print(
         '\nload_coreset("name") opens one. Accuracy on all test images: a ConvNet trained on it, vbpc by closed form.'
     )
@@ -158,7 +179,8 @@ def _info(options: argparse.Namespace) -> None:
     print(coreset)
     for name, value in coreset.info.items():
         if value not in (None, {}):
-            print(printable(f"  {name:17} {value if not isinstance(value, dict) else ''}".rstrip()))
+            more = f"; {uneven(coreset)}" if name == "images_per_class" and uneven(coreset) else ""
+            print(printable(f"  {name:17} {value if not isinstance(value, dict) else ''}{more}".rstrip()))
             _print_nested(value, indent=4)
 
 
@@ -173,8 +195,6 @@ def _print_nested(value: Any, indent: int) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from .picture import draw
-
     draw(_open(options), options.output, rows=options.rows, columns=options.columns)
     print(f"wrote {options.output}")
 

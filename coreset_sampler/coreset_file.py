@@ -33,17 +33,19 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
         raise ValueError(
             f"the description must be under {LIMITS.header_bytes // 2} characters of JSON to be read again"
         )
-    content = safetensors.torch.save({name: t.cpu().contiguous() for name, t in tensors.items()}, metadata)
+    content = _sorted(safetensors.torch.save({name: t.cpu().contiguous() for name, t in tensors.items()}, metadata))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno:  # a full disk names no file, others the temporary one
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     _flush_folder(path.parent)
 
@@ -73,6 +75,16 @@ def _check_version(path: Path, version: str) -> None:
             f"{path} is newer than this coreset_sampler: it has format version {version}, and versions up to "
             f"{VERSION} can be read here. Upgrade: pip install -U coreset-sampler"
         )
+
+
+def _sorted(content: bytes) -> bytes:
+    """The file with its metadata in order of their names: safetensors writes them in an order of chance."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def _header(path: Path) -> dict[str, Any]:

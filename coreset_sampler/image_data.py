@@ -22,6 +22,8 @@ class ImageData:
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     licence: str = "unknown"
+    named: bool = True
+    """False if the data have no class names, and `classes` are numbers."""
 
     @property
     def channels(self) -> int:
@@ -62,6 +64,8 @@ def open_images(data: str, *, size: int | None = None) -> ImageData:
     test images are the split `test` or, where there is none, `validation`.
     """
     if data == "digits":
+        if size not in (None, 8):
+            raise ValueError(f"size must be left out for digits, which have 8 x 8 pixels, got {size}")
         return _digits()
     from datasets import load_dataset
 
@@ -80,8 +84,8 @@ def open_images(data: str, *, size: int | None = None) -> ImageData:
         raise ValueError(f"training images are {tuple(train[0].shape[1:])}, test images {tuple(test[0].shape[1:])}")
     if min(int(train[1].min()), int(test[1].min())) < 0:
         raise ValueError(f"{data} has negative labels, which stand for missing ones in Hugging Face data sets")
-    names = names or tuple(str(i) for i in range(int(train[1].max()) + 1))
-    return ImageData(Path(data).name, names, train, test)
+    numbers = tuple(str(i) for i in range(int(train[1].max()) + 1))
+    return ImageData(Path(data).name, names or numbers, train, test, named=bool(names))
 
 
 def _columns(data: str, features: Any) -> tuple[str, str, tuple[str, ...]]:

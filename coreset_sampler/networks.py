@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,10 +118,27 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "resnet": r
 
 def network(name: str, channels: int, classes: int, size: int, *, widths: Sequence[int] | None = None) -> Network:
     """A maker of fresh networks by name, for the command line."""
-    if name not in NETWORKS:
-        raise ValueError(f"unknown network {name!r}; known: {', '.join(NETWORKS)}")
+    _check(name, widths)
     make = partial(NETWORKS[name], channels, classes, size)
     return make if widths is None else partial(make, widths=tuple(widths))
+
+
+def description(name: str, widths: Sequence[int] | None = None) -> dict[str, Any]:
+    """A network of this file in plain values, for a coreset to record: `net`, `widths`, `depth` and `norm`."""
+    _check(name, widths)
+    defaults = {key: p.default for key, p in inspect.signature(NETWORKS[name]).parameters.items()}
+    widths = list(defaults["widths"] if widths is None else widths)
+    return {"net": name, "widths": widths, "depth": len(widths), "norm": getattr(defaults["norm"], "__name__", None)}
+
+
+def _check(name: str, widths: Sequence[int] | None) -> None:
+    if name not in NETWORKS:
+        raise ValueError(f"unknown network {name!r}; known: {', '.join(NETWORKS)}")
+    if widths is None:
+        return
+    listed = isinstance(widths, (list, tuple)) and 0 < len(widths) <= 64
+    if not listed or not all(type(width) is int and 0 < width <= 10_000 for width in widths):
+        raise ValueError(f"widths must be 1 to 64 whole numbers from 1 to 10000, such as 32 64, got {widths}")
 
 
 def fresh(make: Network, generator: torch.Generator) -> nn.Module:

@@ -130,6 +130,20 @@ class _Page:
         axes.set_axis_off()
 
 
+def uneven(coreset: SyntheticCoreset) -> str:
+    """Which classes the images belong to, where these are not `images_per_class` of each; empty if they are."""
+    if coreset.images_per_class is None or not coreset.num_classes or coreset.targets.ndim > 2:
+        return ""
+    present, counts = (values.tolist() for values in _labels(coreset).unique(return_counts=True))
+    each = zip(present, counts, strict=True)
+    others = [f"{n} {_name(coreset, label)}" for label, n in each if n != coreset.images_per_class]
+    others = [*others[:9], "..."] if len(others) > 9 else others
+    missing = coreset.num_classes - len(present)
+    others += [f"none of {missing} classes"] if missing else []
+    by = "their labels" if coreset.target_kind == "hard" else "their largest target, which was learned"
+    return f"{', '.join(others)} by {by}" if others else ""
+
+
 def _title(coreset: SyntheticCoreset) -> str:
     per_class = coreset.images_per_class
     count = f"{per_class} image{'s' * (per_class != 1)} per class" if per_class else f"{len(coreset)} images"
@@ -138,7 +152,13 @@ def _title(coreset: SyntheticCoreset) -> str:
 
 def _line(coreset: SyntheticCoreset, hidden: str) -> str:
     size = " x ".join(map(str, coreset.inputs.shape[-2:]))
-    about = [f"{len(coreset)} images of {size}", f"{coreset.target_kind} targets", _accuracy(coreset), hidden]
+    about = [
+        f"{len(coreset)} images of {size}",
+        f"{coreset.target_kind} targets",
+        _accuracy(coreset),
+        uneven(coreset),
+        hidden,
+    ]
     return "  ·  ".join(part for part in about if part)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch.utils.data import Dataset
 from ..formats.extras import need
 from ..formats.hf_dataset import from_dataset, to_dataset
 from ..synthetic import SyntheticCoreset
-from .images import ImageConfig
+from .images import ImageConfig, Targets, loss_of, targets_as
 
 if TYPE_CHECKING:
     from .huggingface_trainer import CoresetTrainer, CoresetTrainerMixin
@@ -40,31 +41,34 @@ def from_hf(dataset: Any) -> SyntheticCoreset:
 
 
 def for_huggingface(
-    coreset: SyntheticCoreset, image_processor: Any, *, soft_labels: bool = False
+    coreset: SyntheticCoreset, image_processor: Any, *, targets: Targets | None = None
 ) -> HuggingFaceDataset:
     """`{"pixel_values", "labels"}` for `Trainer`, sized and normalised once, as the processor does.
 
     The processor is only read, never run: on images that are floats already it rescales without a word.
 
-    Models take labels that are no class numbers for a multi-label problem. Then pass `soft_labels=True` and
-    give the trainer the loss, `Trainer(..., compute_loss_func=train_set.compute_loss)`, or train on
-    `coreset.with_targets("hard")`.
+    Args:
+        coreset: its images are taken before its own preprocessing.
+        image_processor: of the model.
+        targets: `"hard"` gives class numbers. Models take other labels for a multi-label problem: with `"soft"`
+            (probabilities) and `"own"` (as stored) give the trainer the loss,
+            `Trainer(..., compute_loss_func=train_set.compute_loss)`. It must be said unless the coreset has class numbers.
     """
-    if coreset.target_kind != "hard" and not soft_labels:
+    if coreset.target_kind != "hard" and targets is None:
         raise ValueError(
             f"targets are {coreset.target_kind}: Hugging Face models take floats for a multi-label problem. "
-            "Pass for_huggingface(coreset, image_processor, soft_labels=True) with "
-            "Trainer(..., compute_loss_func=train_set.compute_loss), or use coreset.with_targets('hard')"
+            "Pass for_huggingface(coreset, image_processor, targets='soft') with "
+            "Trainer(..., compute_loss_func=train_set.compute_loss), or targets='hard'"
         )
-    return HuggingFaceDataset(coreset, _config(image_processor, coreset))
+    return HuggingFaceDataset(coreset, _config(image_processor, coreset), targets or "hard")
 
 
 class HuggingFaceDataset(Dataset[dict[str, Tensor]]):
     """What `for_huggingface` gives: finished images and their targets, and the loss meant for them."""
 
-    def __init__(self, coreset: SyntheticCoreset, config: ImageConfig) -> None:
-        self.pixels, self.targets, self.config = coreset.exact_pixels(), coreset.targets, config
-        self.loss = coreset.loss
+    def __init__(self, coreset: SyntheticCoreset, config: ImageConfig, kind: Targets) -> None:
+        self.pixels, self.targets, self.config = coreset.exact_pixels(), targets_as(coreset, kind), config
+        self.loss = partial(loss_of, coreset, kind)
         config(self.pixels[0])  # an image that does not fit is an error now, not in a worker
 
     def __len__(self) -> int:
@@ -74,8 +78,9 @@ class HuggingFaceDataset(Dataset[dict[str, Tensor]]):
         return {"pixel_values": self.config(self.pixels[index]), "labels": self.targets[index]}
 
     def compute_loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """The coreset's own loss, in the form that `Trainer(compute_loss_func=...)` calls.
+        """The loss of these targets, in the form that `Trainer(compute_loss_func=...)` calls.
 
+        Class numbers, as evaluation sets have them, are judged by cross-entropy whatever the coreset's targets are.
         The trainer counts label entries over all accumulated batches and leaves dividing to this function.
         """
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]

@@ -14,7 +14,7 @@ from ..ranks import world
 from ..sampler import CoresetSampler, DistributedCoresetSampler
 from ..synthetic import SyntheticCoreset
 from ..weighted import Weighted
-from .images import ImageConfig
+from .images import ImageConfig, Targets, loss_of, targets_as
 
 __all__ = ["for_timm", "with_sampler"]
 
@@ -102,23 +102,37 @@ def _check_sampler(loader: Any, sampler: CoresetSampler, prefetched: bool) -> No
         )
 
 
-def for_timm(coreset: SyntheticCoreset, model: nn.Module, *, size: int | None = None) -> TimmDataset:
+def for_timm(
+    coreset: SyntheticCoreset, model: nn.Module, *, size: int | None = None, targets: Targets | None = None
+) -> TimmDataset:
     """The coreset as this model's data config asks: resized, grey made RGB, re-normalised exactly once.
 
     Feed it to a plain `DataLoader`. timm's `create_loader` would normalise a second time and, with its
-    prefetcher, truncate floats to bytes; handed this dataset it raises. `size` overrides the config's.
+    prefetcher, truncate floats to bytes; handed this dataset it raises.
+
+    Args:
+        coreset: its images are taken before its own preprocessing.
+        model: a model of timm, also inside DistributedDataParallel or torch.compile. A module of another kind has no data
+            config: then `size` must be said, and images are normalised by the means and deviations of ImageNet.
+        size: pixels of a side, over the config's.
+        targets: `"hard"` gives class numbers, `"soft"` probabilities, both for `CrossEntropyLoss`; `"own"` the targets as
+            stored, for `coreset.loss`. By default class numbers where the coreset has them, else probabilities.
 
     Example:
-        >>> loader = DataLoader(for_timm(coreset, model), batch_size=32, shuffle=True)
+        >>> train_set = for_timm(coreset, model)
+        >>> for x, y in DataLoader(train_set, batch_size=32, shuffle=True):
+        ...     loss = train_set.loss(model(x), y)
     """
-    return TimmDataset(coreset, _config(model, size))
+    kind: Targets = ("hard" if coreset.target_kind == "hard" else "soft") if targets is None else targets
+    return TimmDataset(coreset, _config(model, size), kind)
 
 
 class TimmDataset(Dataset[list[Tensor]]):
     """What `for_timm` gives: finished images and their targets."""
 
-    def __init__(self, coreset: SyntheticCoreset, config: ImageConfig) -> None:
-        self.pixels, self.targets, self.config = coreset.exact_pixels(), coreset.targets, config
+    def __init__(self, coreset: SyntheticCoreset, config: ImageConfig, kind: Targets) -> None:
+        self.pixels, self.targets, self.config = coreset.exact_pixels(), targets_as(coreset, kind), config
+        self.loss = partial(loss_of, coreset, kind)
         config(self.pixels[0])  # an image that does not fit is an error now, not in a worker
 
     def __len__(self) -> int:
@@ -144,6 +158,14 @@ class TimmDataset(Dataset[list[Tensor]]):
 
 def _config(model: nn.Module, size: int | None) -> ImageConfig:
     timm_data = need("timm.data", extra="timm", what="data configs of timm models")
+    known = bool(getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None))
+    if not known and isinstance(inner := getattr(model, "module", None), nn.Module):
+        return _config(inner, size)  # DistributedDataParallel and its kind
+    if not known and size is None:
+        raise ValueError(
+            f"size must be said for {type(model).__name__}, which is no model of timm and has no data config: "
+            "for_timm(coreset, model, size=32) for one that takes 32 pixels"
+        )
     found = timm_data.resolve_model_data_config(model)
     height, width = found["input_size"][-2:]
     embedding = getattr(model, "patch_embed", None)

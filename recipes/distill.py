@@ -35,6 +35,7 @@ from coreset_sampler.commands.experts import make_experts
 from coreset_sampler.commands.problem import Problem, add_problem, make_problem
 from coreset_sampler.commands.results import Log
 from coreset_sampler.distill import Experts, checkpoint
+from coreset_sampler.distill.claim import claimed
 from coreset_sampler.distill.film import draw_film
 from coreset_sampler.distill.presets import METHODS, Preset, cpu
 from coreset_sampler.distill.run import as_coreset, checkpoint_beside, run, saver, settings_of, start
@@ -42,6 +43,7 @@ from coreset_sampler.experiments import spread
 from coreset_sampler.image_data import ImageData, open_images
 from coreset_sampler.inference.last_layer import features_of
 from coreset_sampler.inference.predict import Inference, by_hmc, by_last_layer, by_sgd
+from coreset_sampler.networks import description
 from coreset_sampler.strategies.herding import match_mean
 
 _RATES = [{"lr": 100.0, "inner_rate": 0.03}, {"lr": 1000.0, "inner_rate": 0.03}, {"lr": 1000.0, "inner_rate": 0.1}]
@@ -72,7 +74,9 @@ def main() -> None:
                 tune(options, problem, method, settings, log)
     for by in options.by:
         for per_class, method in itertools.product(options.ipc, options.methods):
-            path = make(options, problem, method, per_class, best(log, method) if per_class < 10 else {})
+            path = options.out / f"{options.name}-{method}-{per_class}.safetensors"
+            with claimed(path, checkpoint_beside(path)):
+                make(options, problem, method, per_class, best(log, method) if per_class < 10 else {}, path)
             rows = figures(options, images, problem, method, path, by)
             report(options, method, per_class, by, load_coreset(path), rows)
     print((options.out / "table.md").read_text())
@@ -138,16 +142,17 @@ def best(log: Log, method: str) -> dict[str, Any]:
     return max(rows, key=lambda row: row["accuracy"])["settings"] if rows else {}
 
 
-def make(options: argparse.Namespace, problem: Problem, method: str, per_class: int, tuned: dict[str, Any]) -> Path:
-    """The coreset's file, made now if it is missing."""
-    path = options.out / f"{options.name}-{method}-{per_class}.safetensors"
+def make(
+    options: argparse.Namespace, problem: Problem, method: str, per_class: int, tuned: dict[str, Any], path: Path
+) -> None:
+    """Makes the coreset's file if it is missing."""
     if path.exists():
-        return path
+        return
     if method in ("random", "herding"):
         inputs, labels = picked(options, problem, method, per_class)
         about = {"classes": problem.classes, "provenance": {"data": options.name, "cpu_minutes": 0.0}}
         SyntheticCoreset(inputs, labels, preprocessing=problem.preprocessing, method=method, **about).save(path)
-        return path
+        return
     preset = preset_of(options, method, per_class)
     steps = options.steps or preset.steps
     decay = {"decay": steps} if method == "vbpc" else {}
@@ -169,7 +174,7 @@ def make(options: argparse.Namespace, problem: Problem, method: str, per_class: 
     spent = (time.process_time() - clock) / max(1, steps - begun) * steps
     settings = {
         "settings": settings_of(distiller),
-        "network": problem.net,
+        "network": problem.net | description(options.net, problem.net["widths"]),
         "experts": len(source) if preset.experts else 0,
     }
     facts = {"data": options.name, "steps": steps, "seed": options.seed, "cpu_minutes": spent / 60}
@@ -181,7 +186,6 @@ def make(options: argparse.Namespace, problem: Problem, method: str, per_class: 
     title = f"{options.name}, {method}, {per_class} per class, by step"
     draw_film(progress.frames, path.with_suffix(".png"), preprocessing=problem.preprocessing, title=title)
     under_way.unlink(missing_ok=True)
-    return path
 
 
 def picked(

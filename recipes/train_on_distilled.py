@@ -53,7 +53,7 @@ def test_images(data: str | None) -> SyntheticCoreset:
 def timm_accuracy(name: str, pretrained: bool, coreset: SyntheticCoreset, test: SyntheticCoreset, seed: int) -> float:
     torch.manual_seed(seed)
     model = timm.create_model(name, pretrained=pretrained, num_classes=coreset.num_classes)
-    loader = DataLoader(for_timm(coreset, model, size=SIZE), BATCH_SIZE, shuffle=True)
+    loader = DataLoader(for_timm(coreset, model, size=SIZE, targets="own"), BATCH_SIZE, shuffle=True)
     epochs = max(1, STEPS["timm"] // len(loader))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE["timm"], weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE["timm"], total_steps=epochs * len(loader))
@@ -88,9 +88,7 @@ def huggingface_model(name: str | None, classes: int):
 def huggingface_accuracy(name: str | None, coreset: SyntheticCoreset, test: SyntheticCoreset, seed: int) -> float:
     transformers.set_seed(seed)
     model, processor = huggingface_model(name, coreset.num_classes)
-    train_set = for_huggingface(
-        coreset, processor, soft_labels=True
-    )  # hard ones are fine too: the loss is the coreset's
+    train_set = for_huggingface(coreset, processor, targets="own")  # class numbers too: the loss is the coreset's
     steps = STEPS["huggingface"]
     with tempfile.TemporaryDirectory() as folder:
         trainer = transformers.Trainer(

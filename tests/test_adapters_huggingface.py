@@ -162,9 +162,10 @@ def test_targets_that_are_no_class_numbers_need_their_loss_said(kind):
     assert for_huggingface(grey_coreset(kind).with_targets("hard"), processor())[1]["labels"] == 1
 
 
+@pytest.mark.parametrize("targets", ["soft", "own"])
 @pytest.mark.parametrize("kind", ["soft", "logits", "regression"])
-def test_soft_targets_train_with_their_own_loss(kind, tmp_path):
-    train_set = for_huggingface(grey_coreset(kind), processor(), soft_labels=True)
+def test_soft_targets_train_with_their_own_loss(kind, targets, tmp_path):
+    train_set = for_huggingface(grey_coreset(kind), processor(), targets=targets)
     model, _ = train(train_set, tmp_path, compute_loss_func=train_set.compute_loss)
     with torch.no_grad():
         x = torch.stack([train_set[i]["pixel_values"] for i in range(8)])
@@ -175,7 +176,7 @@ def test_soft_targets_train_with_their_own_loss(kind, tmp_path):
 def test_accumulated_batches_give_the_weights_of_one_large_batch(kind, tmp_path):
     weights = []
     for batch, steps in ((8, 1), (2, 4)):
-        train_set = for_huggingface(grey_coreset(kind), processor(), soft_labels=True)
+        train_set = for_huggingface(grey_coreset(kind), processor(), targets=kind)
         settings = {
             "per_device_train_batch_size": batch, "gradient_accumulation_steps": steps,
             "max_steps": 2, "optim": "sgd",
@@ -183,6 +184,47 @@ def test_accumulated_batches_give_the_weights_of_one_large_batch(kind, tmp_path)
         model, _ = train(train_set, tmp_path, settings=settings, compute_loss_func=train_set.compute_loss)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.allclose(weights[0], weights[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("targets", ["soft", "own"])
+@pytest.mark.parametrize("batch", [2, 3])  # as many as classes, where squared error would broadcast, and another number
+def test_trainer_evaluates_a_learned_set_on_class_numbers(batch, targets, tmp_path):
+    train_set = for_huggingface(grey_coreset("regression"), processor(), targets=targets)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, per_device_eval_batch_size=batch
+    )
+    model, eval_set = vit(), for_huggingface(grey_coreset(), processor())
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=train_set, eval_dataset=eval_set, compute_loss_func=train_set.compute_loss
+    )
+    x = torch.stack([eval_set[i]["pixel_values"] for i in range(8)])
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(model.eval()(x).logits, torch.arange(8) % 2)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item(), abs=2e-4)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(4), torch.zeros(4, 1), torch.zeros(4, 3), torch.zeros(4, 2).long()])
+@pytest.mark.parametrize("targets", ["soft", "own"])
+def test_labels_that_are_neither_class_numbers_nor_like_the_outputs_are_refused(labels, targets):
+    train_set = for_huggingface(grey_coreset("regression"), processor(), targets=targets)
+    with pytest.raises(ValueError, match=r"class numbers \(4,\) or floats \(4, 2\) like the outputs, got"):
+        train_set.compute_loss({"logits": torch.zeros(4, 2)}, labels)
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft", "logits", "regression"])
+def test_soft_targets_are_probabilities_that_plain_cross_entropy_takes(kind):
+    train_set = for_huggingface(grey_coreset(kind), processor(), targets="soft")
+    assert torch.allclose(train_set.targets.sum(1), torch.ones(8))
+    assert (train_set.targets >= 0).all()
+    logits = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    plain = torch.nn.CrossEntropyLoss()(logits, train_set.targets)
+    assert torch.allclose(train_set.compute_loss({"logits": logits}, train_set.targets), plain)
+    assert plain > 0
+
+
+def test_an_unknown_kind_of_targets_is_refused():
+    with pytest.raises(ValueError, match="targets must be 'hard', 'soft' or 'own', got 'raw'"):
+        for_huggingface(grey_coreset(), processor(), targets="raw")
 
 
 class TestDatasets:

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from coreset_sampler.preprocessing import ZCA, Normalize, Raw
-from coreset_sampler.synthetic import SyntheticCoreset
+from coreset_sampler.synthetic import SyntheticCoreset, load_coreset
 
 timm = pytest.importorskip("timm")
 from coreset_sampler.integrations.timm import for_timm  # noqa: E402
@@ -134,6 +134,36 @@ def test_a_resnet_and_a_vit_learn_the_coreset(make, size):
             loss.backward()
             optimizer.step()
     assert loss < 0.3
+
+
+def test_learned_targets_come_as_probabilities_unless_asked_for_by_name():
+    learned = load_coreset("digits/vbpc-1")
+    train_set = for_timm(learned, resnet(), size=8)
+    assert torch.allclose(train_set.targets.sum(1), torch.ones(10))
+    assert (train_set.targets >= 0).all()
+    assert torch.equal(train_set.targets.argmax(1), learned.targets.argmax(1))
+    outputs = 50 * torch.randn(10, 10, generator=torch.Generator().manual_seed(0))
+    loss = torch.nn.CrossEntropyLoss()(outputs, train_set.targets)
+    assert loss > 0
+    assert train_set.loss(outputs, train_set.targets) == loss
+    own = for_timm(learned, resnet(), size=8, targets="own")
+    assert torch.equal(own.targets, learned.targets)
+    assert own.loss(outputs, own.targets) == learned.loss(outputs, learned.targets)
+    assert torch.equal(for_timm(learned, resnet(), size=8, targets="hard").targets, learned.targets.argmax(1))
+
+
+def test_values_without_classes_have_no_probabilities():
+    values = SyntheticCoreset(torch.rand(2, 3, 8, 8), torch.rand(2), preprocessing=Raw(), target_kind="regression")
+    with pytest.raises(ValueError, match=r"targets \(2,\) .* have no classes: pass targets='own'"):
+        for_timm(values, resnet(), size=8)
+
+
+def test_a_module_that_is_not_timms_is_asked_for_its_size():
+    plain = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten())
+    with pytest.raises(ValueError, match=r"size must be said for Sequential, .* size=32"):
+        for_timm(grey_coreset(), plain)
+    assert for_timm(grey_coreset(), plain, size=16)[0][0].shape == (1, 16, 16)
+    assert for_timm(grey_coreset(), torch.nn.DataParallel(vit()))[0][0].shape == (3, 64, 64)
 
 
 @pytest.mark.parametrize("prefetcher", [True, False])

@@ -1,6 +1,7 @@
 """The commands, run as a user would."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+import coreset_sampler
 from coreset_sampler import cli, zoo
-from coreset_sampler.preprocessing import ZCA, Normalize
+from coreset_sampler.preprocessing import ZCA, Normalize, Raw
 from coreset_sampler.synthetic import SyntheticCoreset, load_coreset
 
 
@@ -42,6 +44,41 @@ def test_info_tells_what_is_in_a_file(capsys):
     assert code == 0
     assert "SyntheticCoreset(100 of 1 x 8 x 8, hard targets, k-center)" in out
     assert "CC BY 4.0" in out
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as done:
+        cli.main(["--version"])
+    assert done.value.code == 0
+    assert capsys.readouterr().out == f"coreset-sampler {coreset_sampler.__version__}\n"
+
+
+def test_help_has_examples_and_every_one_is_understood(capsys):
+    for command in ([], ["distill"], ["experts"], ["evaluate"]):
+        with pytest.raises(SystemExit):
+            cli.main([*command, "--help"])
+        text = " ".join(capsys.readouterr().out.split("example")[-1].split())
+        found = re.findall(r"coreset-sampler (.*?)(?= coreset-sampler|$)", text)
+        assert found
+        for example in found:
+            if "COMMAND" not in example:
+                assert callable(cli.parser().parse_args(example.split()).run)
+
+
+def test_classes_are_counted_as_the_learned_targets_say(capsys, tmp_path):
+    assert "images_per_class  10; 11 bird, 9 cat by their largest target" in run(capsys, "info", "cifar10/vbpc-10")[1]
+    lines = run(capsys, "zoo")[1].splitlines()
+    assert any(line.startswith("* cifar10/vbpc-10: 11 bird, 9 cat by their largest target") for line in lines)
+    assert sum(line.startswith("* ") for line in lines) == 1
+    assert "images_per_class  10\n" in run(capsys, "info", "fashion-mnist/vbpc-10")[1]
+
+
+def test_a_file_that_claims_more_images_per_class_than_its_labels_is_contradicted(capsys, tmp_path):
+    about = {"images_per_class": 2, "classes": ("a", "b", "c")}
+    made = SyntheticCoreset(torch.zeros(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]), preprocessing=Raw(), **about)
+    made.save(tmp_path / "a.safetensors")
+    out = run(capsys, "info", tmp_path / "a.safetensors")[1]
+    assert "images_per_class  2; none of 1 classes by their labels" in out
 
 
 def test_convert_asks_for_the_preprocessing_and_writes_nothing_without_it(capsys, mtt, tmp_path):

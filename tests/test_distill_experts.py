@@ -140,6 +140,18 @@ def test_a_folder_without_experts_says_how_to_make_them(tmp_path):
         Experts(tmp_path)
 
 
+def test_what_a_killed_run_began_to_write_is_removed_unless_it_may_be_under_way(tmp_path):
+    old, new = (tmp_path / f".expert_0000_epoch_00{n}.safetensors.0123456789abcdef" for n in (1, 2))
+    described = tmp_path / ".experts.json.4711"
+    for path in (old, new, described):
+        path.write_bytes(b"half")
+    for path in (old, described):
+        os.utime(path, (0, 0))
+    data = RealData(torch.rand(8, 3), torch.arange(8) % 2)
+    train_experts(lambda: torch.nn.Linear(3, 2), data, tmp_path, experts=1, epochs=1, augmentation=None)
+    assert (old.exists(), new.exists(), described.exists()) == (False, True, False)
+
+
 def test_bytes_become_floats_a_batch_at_a_time_and_rare_classes_give_what_they_have():
     pixels_, labels = torch.randint(256, (20, 1, 4, 4), dtype=torch.uint8), torch.tensor([0] * 18 + [1] * 2)
     data = RealData(pixels_, labels, preprocessing=Normalize(0.5, 0.25))

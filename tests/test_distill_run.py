@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -229,3 +231,152 @@ def test_real_data_alone_cannot_stand_in_for_experts():
     data = distill.RealData(torch.zeros(3, 2), torch.arange(3))
     with pytest.raises(ValueError, match="learns from experts"):
         data.segment(1, Generator())
+
+
+def test_held_out_figures_do_not_depend_on_interruptions(tmp_path):
+    whole = run(DISTILLER, begin(), PROBLEM, steps=8, judge=lambda state: 0.5, judge_every=4)
+    path, progress = tmp_path / "run.safetensors", begin()
+    for stop in (1, 3, 6):  # in the midst of what is averaged
+        progress = _stopped_after(stop, progress, path)
+    resumed = run(DISTILLER, progress, PROBLEM, steps=8, judge=lambda state: 0.5, judge_every=4)
+    assert resumed.history == whole.history
+
+
+def _stopped_after(step, progress, path):
+    class Killed:
+        def step(self, state, source):
+            if state.step == step - 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return DISTILLER.step(state, source)
+
+    with pytest.raises(StoppedError):
+        run(Killed(), progress, PROBLEM, steps=8, judge=lambda state: 0.5, judge_every=4, save=saver(path, {}))
+    return checkpoint.load(path)[0]
+
+
+def test_a_second_process_on_the_same_output_is_refused_and_a_killed_one_is_not_waited_for(experts, tmp_path, capsys):
+    output = tmp_path / "a.safetensors"
+    arguments = distill_digits(experts, output, "--steps", "100000", "--save-every", "0")
+    process = subprocess.Popen([sys.executable, "-m", "coreset_sampler.cli", *arguments], stderr=subprocess.DEVNULL)
+    try:
+        while not (tmp_path / "a.checkpoint.safetensors").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        assert cli.main(distill_digits(experts, output, "--steps", "2", "--force")) == 1
+        assert f"another process is writing {output}" in capsys.readouterr().err
+    finally:
+        process.kill()
+        process.wait()
+    (tmp_path / ".a.checkpoint.safetensors.0123456789abcdef").write_bytes(b"half")
+    (tmp_path / ".a.safetensors.0123456789abcdef").write_bytes(b"half")
+    (tmp_path / ".b.safetensors.0123456789abcdef").write_bytes(b"of another output")
+    assert cli.main(distill_digits(experts, output, "--steps", "2", "--force")) == 0
+    hidden = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("."))
+    assert hidden == [".b.safetensors.0123456789abcdef"]
+
+
+@contextmanager
+def nearly_full(size: int):
+    """No file can be longer than so many bytes, as on a disk that is nearly full."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_noticed_at_the_start(experts, tmp_path, capsys):
+    with nearly_full(0):
+        assert cli.main(distill_digits(experts, tmp_path / "a.safetensors", "--steps", "2")) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("coreset-sampler: [Errno ")
+    assert str(tmp_path / "a.safetensors") in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_names_the_file_and_leaves_the_last_good_checkpoint(experts, tmp_path, capsys):
+    output, under_way = tmp_path / "a.safetensors", tmp_path / "a.checkpoint.safetensors"
+    assert cli.main(distill_digits(experts, output, "--steps", "2")) == 0
+    before = under_way.read_bytes()
+    again = distill_digits(experts, output, "--steps", "4", "--resume")
+    with nearly_full(len(before) // 2):
+        assert cli.main([*again, "--save-every", "0"]) == 1
+    told = f"'{under_way}': {under_way} is the last that was saved; --resume goes on from it"
+    assert told in capsys.readouterr().err
+    assert under_way.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.checkpoint.safetensors", "a.png", "a.safetensors"]
+    assert cli.main(again) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders of Unix")
+def test_a_folder_that_cannot_be_written_to_is_noticed_before_anything_is_trained(tmp_path, capsys):
+    folder = Path("/sys") if os.geteuid() == 0 else tmp_path
+    tmp_path.chmod(0o500)
+    command = ["distill", "digits", "--method", "fkl", "-o", str(folder / "a.safetensors")]
+    assert cli.main(command) == 1
+    tmp_path.chmod(0o700)
+    said = capsys.readouterr().err
+    assert str(folder / "a.safetensors") in said
+    assert "expert" not in said
+
+
+def test_more_images_than_a_class_has_are_refused_with_class_and_count(tmp_path, capsys):
+    assert cli.main(["distill", "digits", "--ipc", "1000", "-o", str(tmp_path / "a.safetensors")]) == 1
+    said = capsys.readouterr().err
+    assert "--ipc must be at most the training images of every class, got 1000: class '8' has 113" in said
+
+
+@pytest.mark.parametrize("device", ["cuda", "nonsense"])
+def test_a_device_that_is_not_there_is_one_line(tmp_path, capsys, device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert cli.main(["distill", "digits", "--device", device, "-o", str(tmp_path / "a.safetensors")]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"--device must be one that torch finds here, got '{device}'" in said
+
+
+def test_experts_that_learned_nothing_are_warned_of(tmp_path, capsys):
+    folder, output = tmp_path / "experts", tmp_path / "a.safetensors"
+    arguments = ["experts", str(folder), "digits", "--widths", "4,4", "--experts", "1", "--epochs", "1"]
+    assert cli.main([*arguments, "--rate", "1e-9", "--examples", "100", "--threads", "1"]) == 0
+    warning = f"warning: the experts in {folder} learned nothing: accuracy 0."
+    assert warning in capsys.readouterr().err
+    assert cli.main(distill_digits(folder, output, "--steps", "1")) == 0
+    assert warning in capsys.readouterr().err
+
+
+def test_experts_that_learned_something_are_not(tmp_path, capsys):
+    folder, state = tmp_path / "experts", torch.get_rng_state()
+    arguments = ["experts", str(folder), "digits", "--widths", "16", "--experts", "1", "--epochs", "3"]
+    assert cli.main([*arguments, "--rate", "0.1", "--batch", "32", "--threads", "1"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_vbpc_says_its_name_and_its_network(tmp_path, capsys):
+    output = tmp_path / "a.safetensors"
+    command = [
+        "distill",
+        "digits",
+        "--ipc",
+        "1",
+        "--widths",
+        "4,6",
+        "--steps",
+        "2",
+        "--threads",
+        "1",
+        "-o",
+        str(output),
+    ]
+    assert cli.main(command) == 0
+    coreset = load_coreset(output)
+    assert coreset.method == "vbpc"
+    network = {"net": "convnet", "widths": [4, 6], "depth": 2, "norm": "instance_norm"}
+    assert coreset.provenance["network"] == network
+    evaluate = ["evaluate", str(output), "--data", "digits", "--by", "last-layer", "--seeds", "1"]
+    assert cli.main(evaluate) == 0
+    assert "convnet: widths 4 6, what the coreset was made with" in capsys.readouterr().err

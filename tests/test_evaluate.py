@@ -1,15 +1,17 @@
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from coreset_sampler import SyntheticCoreset
+from coreset_sampler import SyntheticCoreset, cli, load_coreset
 from coreset_sampler.cli import main
 from coreset_sampler.commands.evaluate import evaluate
 from coreset_sampler.commands.results import Log, summary
 from coreset_sampler.corruptions import corrupted, corruption_names
+from coreset_sampler.distill.claim import claimed
 from coreset_sampler.image_data import open_images
 from coreset_sampler.inference.predict import by_sgd
 from coreset_sampler.networks import network
@@ -45,7 +47,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_rows(capsys, tmp_path):
     log.write_text(first + second[: len(second) // 2])  # killed while it wrote the second row
     output.unlink()
     assert main(command) == 0
-    assert "done before" in capsys.readouterr().err.splitlines()[4]
+    assert "done before" in capsys.readouterr().err.splitlines()[6]
     again = json.loads(output.read_text())["rows"]
     strip = [{name: value for name, value in row.items() if name != "cpu_seconds"} for row in whole]
     assert [{name: value for name, value in row.items() if name != "cpu_seconds"} for row in again] == strip
@@ -106,11 +108,92 @@ def test_data_of_another_size_or_order_of_classes_is_refused():
     coreset = SyntheticCoreset.load(_zoo("digits/k-center-1"))
     values = coreset.describe() | {"classes": coreset.classes[::-1] if coreset.classes else data.classes[::-1]}
     turned = SyntheticCoreset(coreset.inputs, coreset.targets, preprocessing=coreset.preprocessing, **values)
-    with pytest.raises(ValueError, match="in another order"):
+    with pytest.raises(ValueError, match="in another order than those of digits"):
         evaluate(turned, data, by={}, nets=nets)
     large = SyntheticCoreset.load(_zoo("fashion-mnist/herding-1"))
     with pytest.raises(ValueError, match=r"inputs are \(1, 28, 28\), images of digits \(1, 8, 8\)"):
         evaluate(large, data, by={}, nets=nets)
+
+
+def test_data_with_other_class_names_are_refused_and_with_none_are_said_to_be_unchecked():
+    data = open_images("digits")
+    nets = {"convnet": network("convnet", 1, 10, 8, widths=(4,))}
+    coreset = SyntheticCoreset.load(_zoo("digits/k-center-1"))
+    animals = replace(data, classes=tuple(f"animal {i}" for i in range(10)))
+    with pytest.raises(ValueError, match=r"not those of digits: 0, 1, 2, 3, 4, ... and animal 0, .*it was made from"):
+        evaluate(coreset, animals, by={}, nets=nets)
+    said = []
+    assert evaluate(coreset, replace(animals, named=False), by={}, nets=nets, say=said.append) == []
+    assert said == ["whether classes are the same is not checked: digits names none"]
+
+
+def test_images_of_another_size_are_scaled_only_if_asked_or_recorded(tmp_path, capsys):
+    datasets, image = pytest.importorskip("datasets"), pytest.importorskip("PIL.Image")
+    for split in ("train", "test"):
+        pictures = [image.fromarray(np.full((16, 16), 20 * i, np.uint8)) for i in range(10)]
+        rows = datasets.Dataset.from_dict({"image": pictures, "label": list(range(10))})
+        rows.to_parquet(tmp_path / "data" / f"{split}.parquet")
+    command = ["--data", str(tmp_path / "data"), "--by", "sgd", "--seeds", "1", "--set", "sgd.steps=1"]
+    assert main(["evaluate", "digits/k-center-1", *command]) == 1
+    assert "inputs are (1, 8, 8), images of data (1, 16, 16)" in capsys.readouterr().err
+    assert main(["evaluate", "digits/k-center-1", "--size", "8", *command]) == 0
+    assert "whether classes are the same is not checked: data names none" in capsys.readouterr().err
+    made = tmp_path / "made.safetensors"
+    coreset = load_coreset("digits/k-center-1")
+    coreset.provenance |= {"image_size": 8}
+    coreset.save(made)
+    assert main(["evaluate", str(made), *command]) == 0
+
+
+def test_digits_are_not_said_to_have_another_size():
+    with pytest.raises(ValueError, match="which have 8 x 8 pixels, got 28"):
+        open_images("digits", size=28)
+    assert open_images("digits", size=8).size == 8
+
+
+def test_a_second_evaluation_into_the_same_file_is_refused(tmp_path, capsys):
+    output = tmp_path / "results.json"
+    with claimed(output):
+        assert main(["evaluate", "digits/k-center-1", *QUICK, "--by", "sgd", "-o", str(output)]) == 1
+    assert f"another process is writing {output}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_evaluate_takes_the_network_that_the_coreset_names_and_says_so(tmp_path, capsys):
+    output = tmp_path / "results.json"
+    command = ["evaluate", "digits/vbpc-1", "--data", "digits", "--by", "last-layer", "--seeds", "1", "-o", str(output)]
+    assert main(command) == 0
+    assert "convnet: widths 32 64, what the coreset was made with" in capsys.readouterr().err
+    (row,) = json.loads(output.read_text())["rows"]
+    assert (row["net"], row["widths"]) == ("convnet", [32, 64])
+    recorded = load_coreset("digits/vbpc-1").provenance["accuracy"]
+    assert row["accuracy"] == pytest.approx(recorded["mean"], abs=0.03)
+
+
+@pytest.mark.parametrize("widths", [["4", "8"], ["4,8"], ["4,", "8"]])
+def test_widths_are_taken_with_spaces_and_with_commas_by_every_command(widths, tmp_path):
+    for start in (
+        ["evaluate", "FILE", "--data", "digits"],
+        ["distill", "digits", "-o", "F"],
+        ["experts", "D", "digits"],
+    ):
+        assert cli.parser().parse_args([*start, "--widths", *widths]).widths == [4, 8]
+
+
+def test_widths_that_are_no_numbers_are_told_where_other_arguments_go(capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--widths", "4,8", "digits/vbpc-1", "--data", "digits"])
+    assert "other arguments go before it, got 'digits/vbpc-1'" in capsys.readouterr().err
+
+
+def test_a_coreset_that_claims_absurd_networks_is_refused(tmp_path, capsys):
+    coreset = load_coreset("digits/k-center-1")
+    for number, widths in enumerate([[10**9], "many", [0], [1.5]]):
+        coreset.provenance = {"network": {"net": "convnet", "widths": widths}}
+        coreset.save(tmp_path / f"{number}.safetensors")
+        command = ["evaluate", str(tmp_path / f"{number}.safetensors"), "--data", "digits", "--by", "sgd"]
+        assert main(command) == 1
+        assert "widths must be" in capsys.readouterr().err
 
 
 def test_spread_is_that_of_a_sample_and_absent_for_one_seed():

@@ -370,6 +370,15 @@ class TestFile:
         with pytest.raises(CoresetFileError, match="no valid coreset"):
             SyntheticCoreset.load(path)
 
+    def test_the_same_coreset_saves_to_the_same_bytes(self, tmp_path):
+        coreset = load_coreset("digits/k-center-1")
+        found = set()
+        for number in range(20):  # safetensors' own order of three entries differs from call to call
+            coreset.save(tmp_path / f"{number}.safetensors")
+            found.add((tmp_path / f"{number}.safetensors").read_bytes())
+        assert len(found) == 1
+        assert load_coreset(tmp_path / "0.safetensors").equal(coreset)
+
     def test_a_failed_write_leaves_the_old_file_and_no_litter(self, path, monkeypatch):
         before = path.read_bytes()
 

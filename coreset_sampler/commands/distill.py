@@ -15,11 +15,13 @@ from .. import distill
 from .._version import __version__
 from ..distill import checkpoint
 from ..distill.checkpoint import Progress
-from ..distill.experts import Experts, read_description
+from ..distill.claim import claimed
+from ..distill.experts import Experts, read_description, untrained
 from ..distill.film import draw_film
 from ..distill.presets import METHODS, PRESETS, Preset
 from ..distill.run import StoppedError, as_coreset, checkpoint_beside, held_out_accuracy, run, saver, settings_of, start
 from ..distill.state import Distiller, DivergedError, Source, State
+from ..networks import description
 from .experts import make_experts
 from .problem import Problem, add_problem, open_problem
 
@@ -32,6 +34,8 @@ def add_distill(commands: Any) -> None:
         "distill",
         help="learn a handful of images to train on in place of all",
         description="Learns a coreset. Ctrl-C saves; --resume goes on to the same bits as without an interruption.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n  coreset-sampler distill fashion-mnist --data DIR --method vbpc --ipc 10 -o fmnist.safetensors",
     )
     add_problem(command)
     command.add_argument("--method", choices=list(METHODS), default="vbpc", help="how (default vbpc)")
@@ -52,13 +56,22 @@ def add_distill(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    output = _output(options)
+    output = Path(options.output)
+    if output.suffix != _ENDING:
+        raise ValueError(f"FILE must end in {_ENDING}, got {output}")
+    with claimed(output, checkpoint_beside(output)):
+        _distill(options, output)
+
+
+def _distill(options: argparse.Namespace, output: Path) -> None:
+    _check_there(options, output)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("distill runs in one process; under torchrun only experts are split")
     preset = PRESETS[options.preset](METHODS[options.method], options.name, options.ipc)
     if options.widths is None and options.net == "convnet" and preset.widths:
         options.widths = list(preset.widths)
     problem = open_problem(options)
+    problem.check_per_class(options.ipc)
     steps = options.steps or preset.steps
     # variational lets its rates fall until the last step
     decay = {"decay": steps} if options.method == "vbpc" else {}
@@ -111,21 +124,19 @@ def _stepped(
     except DivergedError as error:
         again = "; the same command with --resume and another --set NAME=VALUE goes on from before it"
         raise DivergedError(f"{error}{again}") from error
+    except OSError as error:
+        kept = checkpoint_beside(Path(options.output))
+        again = f"{kept} is the last that was saved; --resume goes on from it" if kept.exists() else "nothing was saved"
+        raise OSError(f"{error}: {again}") from error
 
 
-def _output(options: argparse.Namespace) -> Path:
-    output = Path(options.output)
+def _check_there(options: argparse.Namespace, output: Path) -> None:
     under_way = checkpoint_beside(output)
-    if output.suffix != _ENDING:
-        raise ValueError(f"FILE must end in {_ENDING}, got {output}")
-    if not output.parent.is_dir():
-        raise ValueError(f"there is no folder {output.parent} to write to")
     if options.resume and not under_way.exists():
         raise ValueError(f"nothing to resume: there is no {under_way}; leave --resume away to begin")
     if not (options.resume or options.force) and (output.exists() or under_way.exists()):
         there = output if output.exists() else under_way
         raise ValueError(f"{there} is there already: --resume goes on, --force begins anew")
-    return output
 
 
 def build(method: str, problem: Problem, settings: dict[str, Any]) -> Distiller:
@@ -156,19 +167,21 @@ def _source(options: argparse.Namespace, problem: Problem, preset: Preset) -> So
     if not preset.experts:
         return problem.train
     folder = _experts_folder(options, problem)
-    if options.experts and folder.is_dir() and any(folder.iterdir()):
-        return Experts(folder, problem.train, max_start=preset.max_start)
-    make_experts(
-        problem,
-        folder,
-        experts=preset.experts,
-        epochs=preset.epochs,
-        rate=preset.expert_rate,
-        batch=preset.expert_batch,
-        examples=preset.examples,
-        seed=0,
-    )
-    return Experts(folder, problem.train, max_start=preset.max_start)
+    if not (options.experts and folder.is_dir() and any(folder.iterdir())):
+        make_experts(
+            problem,
+            folder,
+            experts=preset.experts,
+            epochs=preset.epochs,
+            rate=preset.expert_rate,
+            batch=preset.expert_batch,
+            examples=preset.examples,
+            seed=0,
+        )
+    experts = Experts(folder, problem.train, max_start=preset.max_start)
+    if warning := untrained(experts, problem.network, problem.held_out):
+        sys.stderr.write(f"coreset-sampler: {warning}\n")
+    return experts
 
 
 def _experts_folder(options: argparse.Namespace, problem: Problem) -> Path:
@@ -219,7 +232,8 @@ def _provenance(
         "command": " ".join([*words, *said, "-o FILE"]),
         "version": __version__,
         "settings": settings["settings"][-1][1] if len(settings["settings"]) == 1 else settings["settings"],
-        "network": {name: settings[name] for name in ("net", "widths")},
+        "network": description(settings["net"], settings["widths"]),
+        **({"image_size": options.size} if options.size else {}),
         "seed": options.seed,
         "steps": progress.state.step,
         "minutes": round(progress.seconds / 60, 2),

@@ -8,7 +8,7 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,13 @@ from torch import Tensor
 
 from ..corruptions import corrupted, corruption_names
 from ..distill.augment import augment
+from ..distill.claim import claimed
 from ..image_data import ImageData, open_images
 from ..inference.predict import INFERENCES, Inference
 from ..metrics import accuracy, brier, ece, nll
-from ..networks import Network, network
+from ..networks import NETWORKS, Network, description, network
 from ..synthetic import SyntheticCoreset, load_coreset
+from .problem import add_widths
 from .results import Log, Row, table
 
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "nll": nll, "ece": ece, "brier": brier}
@@ -35,12 +37,19 @@ BY: dict[str, Callable[..., Inference]] = INFERENCES | {
 
 def add_evaluate(commands: Any) -> None:
     """Adds the command."""
-    command = commands.add_parser("evaluate", help="accuracy, NLL, ECE and Brier score on the whole test set")
+    command = commands.add_parser(
+        "evaluate",
+        help="accuracy, NLL, ECE and Brier score on the whole test set",
+        description="Judges networks that know only the coreset, by default of the kind that it was made with.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n  coreset-sampler evaluate digits/vbpc-1 --data digits --by last-layer,sgd --seeds 3",
+    )
     command.add_argument("file", metavar="FILE", help="a coreset of ours, or a name from the zoo")
     command.add_argument("--data", required=True, help="digits, or a folder that datasets.load_dataset opens")
     command.add_argument("--by", default="last-layer,sgd,hmc", help=f"any of {','.join(BY)} (default: %(default)s)")
-    command.add_argument("--nets", default="convnet", help="any of convnet,resnet,vgg,alexnet (default: %(default)s)")
-    command.add_argument("--widths", help="channels of the layers, as in 16,32,64, for every net (default: its own)")
+    command.add_argument("--nets", help=f"any of {','.join(NETWORKS)} (default: the one that FILE names, or convnet)")
+    add_widths(command, "channels of the layers of every net (default: those that FILE names, or the net's own)")
+    command.add_argument("--size", type=int, help="scale and crop images to so many pixels (default: as FILE says)")
     command.add_argument("--seeds", type=int, default=3, help="networks to judge with (default: 3)")
     command.add_argument("--corruptions", metavar="NAMES", help="such as gaussian_noise,motion_blur, or all")
     command.add_argument("--severity", type=int, default=3, help="of corruptions, 1 to 5 (default: 3)")
@@ -53,24 +62,34 @@ def add_evaluate(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.output is None:
+        return _evaluate(options)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    with claimed(options.output):
+        _evaluate(options)
+    _write(sys.stdout, f"wrote {options.output}")
+
+
+def _evaluate(options: argparse.Namespace) -> None:
     coreset = load_coreset(options.file)
     settings = _settings(options.set)
-    data = open_images(options.data, size=coreset.inputs.shape[-1])
+    data = open_images(options.data, size=options.size or _scaled(coreset))
     data = data.validation_split() if options.validation else data
+    nets = _nets(options, coreset)
+    shape = data.channels, len(data.classes), data.size
     rows = evaluate(
         coreset,
         data,
         by={name: _look_up(name)(**settings.get(name, {})) for name in options.by.split(",")},
-        nets=_nets(options, data),
+        nets={name: network(name, *shape, widths=widths) for name, widths in nets.items()},
         seeds=range(options.seeds),
         corruptions=_corruptions(options),
-        about={"settings": settings, "widths": options.widths, "validation": options.validation},
+        about={"settings": settings, "validation": options.validation},
+        widths=nets,
         log=Log(options.output),
         say=lambda line: _write(sys.stderr, line),
     )
     _write(sys.stdout, table(rows))
-    if options.output is not None:
-        _write(sys.stdout, f"wrote {options.output}")
 
 
 def evaluate(
@@ -82,20 +101,23 @@ def evaluate(
     seeds: Sequence[int] = (0, 1, 2),
     corruptions: Sequence[tuple[str, int] | None] = (None,),
     about: Row | None = None,
+    widths: Mapping[str, Sequence[int]] | None = None,
     log: Log | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """A row of figures on the whole test set for each net, inference, seed and corruption (`None`: images as they are).
 
-    Each network is inferred once and judged on all test sets. Rows that `log` holds already are taken from it.
+    Each network is inferred once and judged on all test sets. Rows that `log` holds already are taken from it. Rows
+    carry what `about` says of the whole run, and of `widths` those of their net.
     """
-    _check(coreset, data)
+    _check(coreset, data, say)
     log = Log(None) if log is None else log
     about = {"coreset": _digest(coreset), "data": data.name, "test_images": len(data.test[1])} | (about or {})
     jobs = [(net, name, seed) for net in nets for name in by for seed in seeds]
     test_sets, clock, results = _TestSets(data, coreset), _Clock(len(jobs)), []
     for number, (net, name, seed) in enumerate(jobs, 1):
         start: Row = about | {"net": net, "by": name, "seed": seed}
+        start |= {"widths": list(widths[net])} if widths else {}
         wanted = [start | dict(zip(("corruption", "severity"), c or (None, None), strict=True)) for c in corruptions]
         missing = [row for row in wanted if log.find(row) is None]
         if missing:
@@ -149,22 +171,44 @@ class _Clock:
         return f"{each * (self.jobs - number) / 60:.1f} min left" if ran else "done before"
 
 
-def _check(coreset: SyntheticCoreset, data: ImageData) -> None:
+def _check(coreset: SyntheticCoreset, data: ImageData, say: Callable[[str], None]) -> None:
     ours, theirs = tuple(coreset.inputs.shape[1:]), tuple(data.test[0].shape[1:])
     if ours != theirs:
         raise ValueError(
-            f"the coreset's inputs are {ours}, images of {data.name} {theirs}; pass the data it was made from"
+            f"the coreset's inputs are {ours}, images of {data.name} {theirs}; pass the data it was made from, or open "
+            "them at its size (--size) if it was made of images scaled to that"
         )
     if coreset.num_classes != len(data.classes):
         raise ValueError(f"the coreset has {coreset.num_classes} classes, {data.name} has {len(data.classes)}")
-    if coreset.classes and coreset.classes != data.classes and set(coreset.classes) == set(data.classes):
-        raise ValueError(f"the classes of the coreset are in another order than those of {data.name}: {data.classes}")
+    if not coreset.classes or not data.named:
+        say(
+            f"whether classes are the same is not checked: {data.name if coreset.classes else 'the coreset'} names none"
+        )
+    elif coreset.classes != data.classes:
+        same = set(coreset.classes) == set(data.classes)
+        names = ", ".join(coreset.classes[:5]), ", ".join(data.classes[:5])
+        raise ValueError(
+            f"the classes of the coreset are {'in another order than' if same else 'not'} those of {data.name}: "
+            f"{names[0]}, ... and {names[1]}, ...; pass the data it was made from"
+        )
 
 
-def _nets(options: argparse.Namespace, data: ImageData) -> dict[str, Network]:
-    widths = None if options.widths is None else [int(width) for width in options.widths.split(",")]
-    names = options.nets.split(",")
-    return {name: network(name, data.channels, len(data.classes), data.size, widths=widths) for name in names}
+def _scaled(coreset: SyntheticCoreset) -> int | None:
+    """The pixels of a side if the coreset was made of images scaled by `--size`."""
+    return coreset.inputs.shape[-1] if "image_size" in coreset.provenance else None
+
+
+def _nets(options: argparse.Namespace, coreset: SyntheticCoreset) -> dict[str, list[int]]:
+    """Networks with their widths: what was asked for, else what the coreset was made with, else the networks' own."""
+    made = coreset.provenance.get("network")
+    own = made if isinstance(made, dict) and made.get("net") in NETWORKS else {}
+    nets: dict[str, list[int]] = {}
+    for name in options.nets.split(",") if options.nets else [own.get("net", "convnet")]:
+        recorded = own.get("widths") if name == own.get("net") else None
+        nets[name] = description(name, options.widths or recorded)["widths"]
+        source = "asked for" if options.widths else "what the coreset was made with" if recorded else "the net's own"
+        _write(sys.stderr, f"{name}: widths {' '.join(map(str, nets[name]))}, {source}")
+    return nets
 
 
 def _corruptions(options: argparse.Namespace) -> list[tuple[str, int] | None]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import distributed
 
-from ..distill.experts import Experts, train_experts
+from ..distill.experts import Experts, train_experts, untrained
+from ..ranks import world
 from .problem import Problem, add_problem, open_problem
 
 
@@ -21,6 +22,8 @@ def add_experts(commands: Any) -> None:
         help="train expert trajectories, to distill from",
         description="Trains what is missing in the folder, so that a run may be killed and started again. "
         "torchrun --nproc-per-node N -m coreset_sampler.cli experts ... deals the experts out.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n  coreset-sampler experts DIR digits --experts 6 --epochs 8 --rate 0.03 --batch 64",
     )
     command.add_argument("folder", metavar="DIR", help="folder for the trajectories")
     add_problem(command)
@@ -52,6 +55,8 @@ def _run(options: argparse.Namespace) -> None:
             distributed.barrier()
             made = Experts(options.folder)
         sys.stdout.write(f"{options.folder} holds {len(made)} experts\n")
+        if world()[0] == 0 and (warning := untrained(made, problem.network, problem.held_out)):
+            _report(f"coreset-sampler: {warning}")
     finally:
         if several:
             distributed.destroy_process_group()

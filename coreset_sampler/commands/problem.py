@@ -27,6 +27,17 @@ class Problem:
     net: dict[str, Any]
     """The network in plain values: kind, widths, channels, classes and pixels."""
 
+    def check_per_class(self, count: int) -> None:
+        """Refuses more images per class than every class has."""
+        labels, counts = self.train.targets.unique(return_counts=True)
+        fewest = int(counts.argmin())
+        if count > int(counts[fewest]):
+            name, has = self.classes[int(labels[fewest])], int(counts[fewest])
+            raise ValueError(
+                f"--ipc must be at most the training images of every class, got {count}: class {name!r} has {has} "
+                "besides those held out"
+            )
+
     def part(self, examples: int | None) -> RealData:
         """A random part of the training images, always the same one; all if not said."""
         if examples is None or examples >= self.train.n:
@@ -42,19 +53,49 @@ def add_problem(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", metavar="DIR", help="folder that datasets.load_dataset opens; digits needs none")
     command.add_argument("--size", type=int, help="scale and crop images to so many pixels")
     command.add_argument("--net", choices=list(NETWORKS), default="convnet", help="network (default convnet)")
-    command.add_argument("--widths", type=int, nargs="+", help="channels of its blocks")
+    add_widths(command, "channels of its blocks")
     command.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
     command.add_argument("--threads", type=int, help="of torch; the same bits need the same number")
     command.add_argument("--device", default="cpu", help="such as cuda (default cpu)")
+
+
+def add_widths(command: argparse.ArgumentParser, meaning: str) -> None:
+    """`--widths 32 64` and `--widths 32,64`, as a list of numbers."""
+    text = f"{meaning}, as in 32 64 or 32,64"
+    command.add_argument("--widths", nargs="+", type=_numbers, action=_Joined, metavar="N", help=text)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part]
+    except ValueError:
+        rule = "--widths takes whole numbers, as in 32 64 or 32,64; other arguments go before it"
+        raise argparse.ArgumentTypeError(f"{rule}, got {text!r}") from None
+
+
+class _Joined(argparse.Action):
+    """Lists of numbers as one list."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, [number for part in values for number in part])
 
 
 def open_problem(options: argparse.Namespace) -> Problem:
     """Opens the data and holds a tenth of each class out."""
     if options.threads:
         torch.set_num_threads(options.threads)
+    _check_device(options.device)
     if options.data is None and options.name != "digits":
         raise ValueError(f"--data must name the folder with the images of {options.name}; only digits is built in")
     return make_problem(open_images(options.data or options.name, size=options.size), options)
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device must be one that torch finds here, got {device!r} ({reason}); try cpu") from None
 
 
 def make_problem(images: ImageData, options: argparse.Namespace) -> Problem:

@@ -26,6 +26,8 @@ class Progress:
     """Step, mean loss since the last entry and held-out accuracy."""
     frames: dict[int, Tensor] = field(default_factory=dict)
     """An image of each class at some steps."""
+    since: tuple[float, int] = (0.0, 0)
+    """Sum and number of the losses since the last entry of the history."""
 
 
 def save(path: str | os.PathLike[str], progress: Progress, settings: dict[str, Any]) -> None:
@@ -40,6 +42,7 @@ def save(path: str | os.PathLike[str], progress: Progress, settings: dict[str, A
         "step": state.step,
         "seconds": progress.seconds,
         "history": progress.history,
+        "since": progress.since,
         "settings": settings,
     }
     coreset_file.write(path, {name: value.detach().clone() for name, value in tensors.items()}, description)
@@ -55,7 +58,9 @@ def load(path: str | os.PathLike[str], *, device: str | None = None) -> tuple[Pr
         memory = {name.removeprefix("memory."): t for name, t in tensors.items() if name.startswith("memory.")}
         frames = {int(name.removeprefix("frame.")): t for name, t in tensors.items() if name.startswith("frame.")}
         state = State(tensors["inputs"], tensors["targets"], description["seed"], description["step"], memory)
-        progress = Progress(state, description["seconds"], description["history"], dict(sorted(frames.items())))
+        total, count = description.get("since", (0.0, 0))  # older files have none
+        seen = description["seconds"], description["history"], dict(sorted(frames.items()))
+        progress = Progress(state, *seen, since=(float(total), int(count)))
         return progress, description["settings"]
     except (KeyError, ValueError, TypeError) as error:
         raise coreset_file.CoresetFileError(f"{path} is damaged: {error!r}") from error

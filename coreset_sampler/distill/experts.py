@@ -24,6 +24,7 @@ from ..formats.experts import Trajectory, open_buffers
 from ..networks import Network, fresh
 from ..ranks import share
 from .augment import Augmentation, augment
+from .claim import remove_leftovers
 from .inner import Loss
 from .pixels import check_settings
 from .real_data import RealData
@@ -114,6 +115,7 @@ def train_experts(
     check_settings(experts=experts, epochs=epochs, rate=rate, batch=batch)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder, rf"{_NAME.pattern}|experts\.json", older=600)  # other ranks may be writing
     description = {"n": data.n, "rate": rate, "batch": batch, "seed": seed, "augmentation": _name(augmentation)}
     _write_description(folder, description | (about or {}) | {"experts": experts, "epochs": epochs})
     for expert in share(range(experts)):
@@ -130,6 +132,32 @@ def train_experts(
             if report is not None:
                 report(f"expert {expert + 1}/{experts}  epoch {epoch}/{epochs}  loss {mean:.4f}")
     return Experts(folder, data)
+
+
+def untrained(experts: Experts, network: Network, data: RealData, *, most: int = 3) -> str | None:
+    """What to do about experts that guess no better on `data` than by its largest class; None if they do.
+
+    Looks at the last epoch of the first `most`. Experts of another network are left to the distiller to refuse.
+    """
+    model = fresh(network, Generator().manual_seed(0)).to(data.device).eval()
+    inputs, targets = data.rows(torch.arange(data.n))
+    labels = targets.argmax(-1) if targets.ndim == 2 else targets
+    chance = float(labels.bincount().max()) / data.n
+    best = 0.0
+    for expert, last in list(experts._points.epochs.items())[:most]:
+        theta = experts.theta(expert, last)
+        if theta.numel() != sum(parameter.numel() for parameter in model.parameters()):
+            return None
+        _restore(model, theta, experts.folder)
+        with torch.no_grad():
+            found = torch.cat([model(part).argmax(-1) for part in inputs.split(250)])
+        best = max(best, float((found == labels).float().mean()))
+    if best > chance + 3 * (chance * (1 - chance) / data.n) ** 0.5:
+        return None
+    return (
+        f"warning: the experts in {experts.folder} learned nothing: accuracy {best:.2f} on held-out images, where the "
+        f"largest class has {chance:.2f}. Train others, with more --epochs or another --rate: coreset-sampler experts"
+    )
 
 
 def _train_epoch(

@@ -55,7 +55,7 @@ def run(
     if minutes is not None and minutes <= 0:
         raise ValueError(f"minutes must be positive, got {minutes}; leave them out for no limit")
     judge_every = judge_every or max(1, steps // 10)
-    saved, losses, meter = time.monotonic(), list[float](), _Meter(progress, steps, minutes, report)
+    saved, meter = time.monotonic(), _Meter(progress, steps, minutes, report)
     with _stop_signals() as stop:
         while progress.state.step < steps and not (minutes and progress.seconds >= 60 * minutes):
             began = time.monotonic()
@@ -65,10 +65,10 @@ def run(
                 _save(save, progress)
                 raise
             spent = progress.seconds + time.monotonic() - began
-            progress = replace(_filmed(progress), state=state, seconds=spent)
-            losses.append(info["loss"])
+            since = progress.since[0] + info["loss"], progress.since[1] + 1
+            progress = replace(_filmed(progress), state=state, seconds=spent, since=since)
             if state.step % judge_every == 0 or state.step == steps:
-                progress, losses = _judged(progress, losses, judge), []
+                progress = _judged(progress, judge)
             meter.show(progress, info)
             if time.monotonic() - saved > save_every:
                 _save(save, progress)
@@ -124,11 +124,12 @@ def _plain(value: Any) -> Any:
     return getattr(value, "__name__", None) or repr(value)
 
 
-def _judged(progress: Progress, losses: list[float], judge: Judge | None) -> Progress:
-    entry = {"step": float(progress.state.step), "loss": sum(losses) / max(1, len(losses))}
+def _judged(progress: Progress, judge: Judge | None) -> Progress:
+    total, count = progress.since
+    entry = {"step": float(progress.state.step), "loss": total / count}
     if judge is not None:
         entry["accuracy"] = judge(progress.state)
-    return replace(progress, history=[*progress.history, entry])
+    return replace(progress, history=[*progress.history, entry], since=(0.0, 0))
 
 
 def _filmed(progress: Progress, *, always: bool = False) -> Progress:

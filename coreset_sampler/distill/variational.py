@@ -68,7 +68,7 @@ class Variational:
     """Changes real images and coreset alike, by the same draw."""
     compiled: bool = False
     """Runs the networks through `torch.compile`, channels last: on CPUs about twice as fast after a minute of compiling."""
-    name: ClassVar[str] = "variational"
+    name: ClassVar[str] = "vbpc"
 
     def __post_init__(self) -> None:
         skipped = ("network", "_", "decay", "augmentation", "compiled")

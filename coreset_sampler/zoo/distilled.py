@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ..distill import checkpoint
+from ..distill.claim import claimed
 from ..distill.real_data import RealData
 from ..distill.run import as_coreset, run, saver, settings_of, start
 from ..distill.variational_presets import PRESETS, VariationalPreset
 from ..image_data import ImageData
 from ..inference.predict import Inference, by_last_layer, by_sgd
 from ..metrics import accuracy, brier, ece, nll
-from ..networks import Network
+from ..networks import Network, description
 from ..synthetic import SyntheticCoreset
 
 METRICS = {"accuracy": accuracy, "nll": nll, "ece": ece, "brier": brier}
@@ -30,7 +31,9 @@ def distilled(data: ImageData, per_class: int, *, seeds: int, runs: Path, commit
     """
     preset = PRESETS[data.name, per_class]
     make = preset.network(data.channels, len(data.classes), data.size)
-    coreset = _learned(data, per_class, preset, make, runs / f"{data.name}-vbpc-{per_class}.run.safetensors", commit)
+    path = runs / f"{data.name}-vbpc-{per_class}.run.safetensors"
+    with claimed(path):
+        coreset = _learned(data, per_class, preset, make, path, commit)
     return _with(coreset, measure(coreset, make, data, seeds=seeds), preset, len(data.test[1]))
 
 
@@ -60,6 +63,7 @@ def _learned(
         "licence": data.licence,
         "made": "learned by VBPC from all training images; started from random real ones",
         "settings": settings if len(changes) == 1 else changes,
+        "network": description("convnet", preset.widths),
         "minutes": round(done.seconds / 60, 1),
         "cpu_minutes": round((time.process_time() - before) / 60, 1),
         "command": f"python -m coreset_sampler.zoo.make --data DIR --only {data.name}/vbpc-{per_class}",

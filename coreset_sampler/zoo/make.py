@@ -24,7 +24,7 @@ from torch import Tensor
 from ..coreset import Coreset
 from ..distill.variational_presets import PRESETS
 from ..image_data import ImageData, open_images
-from ..networks import convnet
+from ..networks import convnet, description
 from ..preprocessing import Raw
 from ..strategies.herding import match_mean
 from ..strategies.k_center import farthest_first
@@ -103,6 +103,7 @@ def picked(data: ImageData, method: str, per_class: int, commit: str) -> Synthet
             "command": f"python -m coreset_sampler.zoo.make --data DIR --only {data.name}/{method}-{per_class}",
             "commit": commit,
             "train_indices": indices,
+            "network": description("convnet", blocks(data.size)),
             "accuracy": measured,
         }
         return SyntheticCoreset(
