@@ -21,6 +21,8 @@ FLOORS = [
         "types",
         "preprocessing",
         "arguments",
+        "budget",
+        "caller",
         "networks",
         "flat",
         "image_data",

@@ -70,7 +70,7 @@ def soft():
         ({"size": 50, "weights": "draws"}, "weights must be one of 'draw', 'loss', 'none', got 'draws'"),
         (
             {"size": 50, "max_overhead": 25},
-            r"max_overhead must be a share of the wall time in \(0, 1\), got 25",
+            r"max_overhead must be a share of the time of selection and training in \(0, 1\), got 25",
         ),
         ({"size": 50, "reselect_every": 0}, "reselect_every must be"),
         ({"size": 50, "batch_size": 0}, "batch_size must be"),
