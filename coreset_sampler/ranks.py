@@ -64,7 +64,7 @@ def compare(settings: Mapping[str, Any]) -> None:
         return
     first, *others = _exchange(_COMPARE, dict(settings))
     differences = [
-        f"process {rank} has {name}={other.get(name)!r} where process 0 has {name}={first.get(name)!r}"
+        f"process {rank} has {name}={other.get(name)} where process 0 has {name}={first.get(name)}"
         for rank, other in enumerate(others, 1)
         for name in dict.fromkeys((*first, *other))
         if other.get(name) != first.get(name)
