@@ -259,19 +259,18 @@ class CoresetSampler(Sampler[int]):
         """Takes up where `state_dict` was called. A state of another data set, strategy or setting changes nothing."""
         self._check_state(state)
         coreset = None if state["indices"] is None else self._checked(Coreset(state["indices"], state["weights"]))
-        memory = {str(name): own_storage(torch.as_tensor(value)) for name, value in state["memory"].items()}
-        spent = {name: state["spent"][name] for name in self._spent}
-        last = dict(state["last"])
         epoch, position = whole_number("epoch", state["epoch"], 0), whole_number("position", state["position"], 0)
+        selected, decided = (whole_number(name, state[name], -1) for name in ("selected_epoch", "decided_epoch"))
         if position > len(self):
             raise ValueError(f"position must be between 0 and {len(self)}, got {position}")
-        self._budget.load_state_dict(state["spent"])
         # Nothing above has changed the sampler, nor can anything below fail.
-        self._coreset, self._memory, self._spent, self._last = coreset, memory, spent, last
+        self._budget.load_state_dict(state["spent"])
+        self._coreset, self._memory = coreset, {name: own_storage(value) for name, value in state["memory"].items()}
+        self._spent, self._last = {name: state["spent"][name] for name in self._spent}, dict(state["last"])
         self.epoch, self._started, self._compared = epoch, False, False
         self._resume_at, self._loaded_epoch = position, epoch
         self._passing = (position, iter(()))
-        self._selected_epoch, self._decided_epoch = state["selected_epoch"], state["decided_epoch"]
+        self._selected_epoch, self._decided_epoch = selected, decided
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         own = self._settings()
@@ -286,6 +285,13 @@ class CoresetSampler(Sampler[int]):
             if state[key] != value:
                 what = "other labels" if key == "labels" else f"{key}={state[key]}, here it is {value}"
                 raise ValueError(f"the state was saved with {what}; it belongs to another data set or setting")
+        kinds: dict[str, Any] = {"memory": Tensor, "spent": (int, float), "last": (int, float)}
+        needed = {"spent": {*self._spent, *self._budget.state_dict()}}
+        for key, kind in kinds.items():
+            found = state[key]
+            good = isinstance(found, Mapping) and all(isinstance(value, kind) for value in found.values())
+            if not good or needed.get(key, set()) - found.keys():
+                raise ValueError(f"the state's {key} is damaged; it was not made by state_dict(): {found!r:.200}")
 
     def _fingerprint(self) -> str:
         if self._label_hash is None:
@@ -313,6 +319,7 @@ class CoresetSampler(Sampler[int]):
             chosen, probe = self._chosen(labels, epoch)
             coreset = ranks.from_first(chosen)
         coreset = self._checked(coreset)
+        self._warn_of_left_out_classes(labels)
         overlap = {} if self._coreset is None else {"overlap": coreset.overlap(self._coreset)}
         # Nothing above has changed the sampler: a selection that fails leaves the last coreset in use.
         self._coreset = coreset
@@ -368,7 +375,20 @@ class CoresetSampler(Sampler[int]):
             )
         self._compared = True
 
+    def _warn_of_left_out_classes(self, labels: Tensor) -> None:
+        classes = len(labels.unique()) if self.size <= int(labels.max()) else 0
+        if self.size < classes:
+            self._warn_once(
+                f"size={self.size} is below the number of classes, {classes}: at every selection {classes - self.size} or "
+                "more of them get no example. Pass a larger size."
+            )
+
     def _check_caller(self, caller: Caller) -> None:
+        if self.weights == "loss" and isinstance(self.dataset, Weighted) and caller.dataset is self.dataset.dataset:
+            raise TypeError(
+                'the DataLoader has the plain data set, so the weights of weights="loss" would be dropped. Give it the same '
+                "Weighted(train_set) that the sampler has, and take (x, y, weight) batches."
+            )
         if ranks.world()[1] > 1 and not caller.shares_out and not isinstance(self, DistributedSampler):
             self._warn_once(
                 f"all {ranks.world()[1]} processes are given the same indices: nothing shares out what this "
