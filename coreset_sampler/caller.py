@@ -33,7 +33,7 @@ def find_caller() -> Caller:
     """Looks up the call stack: for a loader's iterator, for accelerate, and for samplers that share others out."""
     loader, shares_out, frame = None, False, sys._getframe(1).f_back
     while frame is not None:
-        shares_out |= frame.f_globals.get("__name__", "").startswith("accelerate.")
+        shares_out |= str(frame.f_globals.get("__name__")).startswith("accelerate.")
         if frame.f_code.co_varnames[:1] == ("self",):
             asking = frame.f_locals.get("self")
             shares_out |= isinstance(asking, DistributedSampler)
