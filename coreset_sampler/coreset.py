@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 
 
+def own_storage(tensor: Tensor) -> Tensor:
+    """The tensor, copied if it is a part of a larger one, all of which would be kept and saved with it."""
+    partial = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+    return tensor.clone() if partial else tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Coreset:
     """Examples that stand for all others.
@@ -32,8 +38,8 @@ class Coreset:
             raise ValueError("indices must be distinct and non-negative; Coreset.merge adds up repeated ones")
         if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
             raise ValueError("weights must be finite and non-negative")
-        object.__setattr__(self, "indices", indices)
-        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "indices", own_storage(indices))
+        object.__setattr__(self, "weights", own_storage(weights))
 
     def __len__(self) -> int:
         return len(self.indices)

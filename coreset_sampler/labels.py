@@ -13,14 +13,21 @@ from tqdm import tqdm
 
 LABEL_KEYS = ("labels", "label")
 WORKER_TIMEOUT = 600  # seconds that a worker may take over a batch, before it counts as hanging
+_FEW_CLASSES = 10_000
+_CLASSES_AN_EXAMPLE = 10  # what is beyond costs memory and is no class number
 
 
 def labels_of(dataset: Dataset[Any], *, num_workers: int = 0, progress: bool = True) -> Tensor:
     """`(n,)` int64 labels: from `targets`, `labels` or a label column if there is one, else by one pass over the data."""
     found = _stored_labels(dataset)
-    if found is None:
-        found = _read_labels(dataset, num_workers, progress)
-    return check_labels(found, len(dataset))  # type: ignore[arg-type]
+    stored = found is not None and not isinstance(dataset, TensorDataset)
+    try:
+        found = _read_labels(dataset, num_workers, progress) if found is None else found
+        return check_labels(found, len(dataset))  # type: ignore[arg-type]
+    except ValueError as error:
+        if stored or not (where := _where_read(dataset[0])):
+            raise
+        raise ValueError(f"{error} {where}") from error
 
 
 def check_labels(labels: Any, n: int) -> Tensor:
@@ -39,10 +46,7 @@ def check_labels(labels: Any, n: int) -> Tensor:
             "that returns batch[1].squeeze(1) as labels."
         )
     if labels.is_floating_point() or labels.ndim != 1:
-        raise ValueError(
-            f"labels must be one whole number an example, got shape {tuple(labels.shape)} of {labels.dtype}. Soft labels "
-            "have no class to balance; pass labels=soft.argmax(1) and a forward= that returns these as labels."
-        )
+        raise not_one_class("labels", labels)
     if len(labels) != n:
         raise ValueError(f"labels must have one entry for each of the {n} examples, got {len(labels)}")
     labels = labels.to("cpu", torch.int64)
@@ -52,7 +56,43 @@ def check_labels(labels: Any, n: int) -> Tensor:
             f"labels must be 0 or more, got {int(labels[where])} at example {where}. Leave unlabelled examples out, for "
             "instance with torch.utils.data.Subset."
         )
+    if n and int(labels.max()) >= (limit := max(_FEW_CLASSES, _CLASSES_AN_EXAMPLE * n)):
+        where = int(labels.argmax())
+        raise ValueError(
+            f"labels must be below {limit} for {n} examples, got {int(labels[where])} at example {where}. Is it a stray "
+            "one? If labels are ids, number the classes 0, 1, ...: pass labels=torch.unique(labels, return_inverse=True)[1] "
+            "and a forward= that returns the same."
+        )
     return labels
+
+
+def not_one_class(what: str, labels: Tensor) -> ValueError:
+    """An error for labels that are not one class an example, by what they look like."""
+    if labels.ndim == 1:
+        looks = "numbers to predict (regression). If they are class numbers, pass labels=labels.long()"
+    elif labels.ndim > 2:
+        looks = "maps of labels (segmentation) or no labels at all"
+    elif labels.is_floating_point():
+        looks = (
+            "soft labels or several labels an example (multi-label). Soft labels have no class to balance; pass "
+            "labels=soft.argmax(1) and a forward= that returns these as labels"
+        )
+    else:
+        looks = "several labels an example (multi-label)"
+    return ValueError(
+        f"{what} must be one whole number an example, got shape {tuple(labels.shape)} of {labels.dtype}. This library is "
+        f"for single-label classification, and these look like {looks}."
+    )
+
+
+def _where_read(item: Any) -> str:
+    """Which field was taken for the label, where that is not plain."""
+    if not isinstance(item, (tuple, list)) or len(item) == 2:
+        return ""
+    return (
+        f"Examples have {len(item)} fields, of which the second was read as the label. If it is another, pass labels= with "
+        "every example's class and forward= to say how to run the model on a batch."
+    )
 
 
 def _stored_labels(dataset: Any) -> Any:
@@ -103,7 +143,8 @@ def _read_labels(dataset: Dataset[Any], num_workers: int, progress: bool) -> lis
 
 
 def _only_labels(items: list[Any]) -> list[Any]:
-    return [
-        label.item() if isinstance(label := label_of(item), (Tensor, np.ndarray)) and label.ndim == 0 else label
-        for item in items
-    ]
+    labels = [label_of(item) for item in items]
+    arrays = [torch.as_tensor(label) for label in labels if isinstance(label, (Tensor, np.ndarray))]
+    if wide := [label for label in arrays if label.numel() > 1]:
+        raise not_one_class("labels", wide[0][None])  # at the first of them: maps of all examples would fill the memory
+    return [label.item() if isinstance(label, (Tensor, np.ndarray)) and label.ndim == 0 else label for label in labels]

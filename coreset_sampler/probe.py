@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from . import ranks
 from .batch import copied, moved, regrouped
-from .labels import LABEL_KEYS, WORKER_TIMEOUT, label_of
+from .labels import LABEL_KEYS, WORKER_TIMEOUT, label_of, not_one_class
 from .layers import check_ready, matrix_layers, unwrapped
 from .model_state import COPIED_WHOLE, ModelState, WriteGuard
 from .reentrant import ReentrantError, noticing_checkpoints
@@ -48,13 +48,14 @@ def logits_of(output: Any) -> Tensor:
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
         raise ValueError(
-            f"the model must give logits of shape (batch, classes), got {got}. "
-            "Pass forward=lambda model, batch: (logits, labels)."
+            f"the model must give logits of shape (batch, classes), got {got}. Pass forward=lambda model, batch: (logits, "
+            "labels). This library is for single-label classification, not for a class a pixel (segmentation) or a word."
         )
     if logits.shape[1] == 1:
         raise ValueError(
-            "the model gives one logit an example; selection needs one for each class. Pass a forward= that returns "
-            "torch.cat([torch.zeros_like(z), z], 1) as logits."
+            "the model gives one logit an example; selection needs one for each class. If it is the logit of class 1 of two "
+            "pass a forward= that returns torch.cat([torch.zeros_like(z), z], 1) as logits. If it is a number to predict: "
+            "this library is for single-label classification, not for regression."
         )
     return logits
 
@@ -238,10 +239,7 @@ class Probe:
         expected = self.labels[at]
         found = torch.as_tensor(outputs[0][1]).to("cpu")
         if found.is_floating_point() or found.shape != expected.shape:
-            raise ValueError(
-                f"labels in a batch must be one whole number an example, got shape {tuple(found.shape)} of {found.dtype} "
-                f"for {len(at)} examples"
-            )
+            raise not_one_class(f"labels in a batch of {len(at)}", found)
         if not torch.equal(found.long(), expected):
             where = int((found != expected).nonzero()[0])
             raise ValueError(
@@ -250,7 +248,12 @@ class Probe:
             )
         logits = torch.stack([self._checked(output, at) for output, _ in outputs])
         if self.classes > logits.shape[2]:
-            raise ValueError(f"labels go up to {self.classes - 1}, but the model gives {logits.shape[2]} logits")
+            way_out = "If they are not the classes, pass labels= and forward=."
+            if int(self.labels.min()) == 1 and self.classes - 1 == logits.shape[2]:
+                way_out = "They count from 1 and must count from 0: let the data set return y - 1, labels= the same."
+            raise ValueError(
+                f"labels go up to {self.classes - 1}, but the model gives {logits.shape[2]} logits. {way_out}"
+            )
         gradients = logits.softmax(2)
         gradients[:, torch.arange(len(at)), expected.to(logits.device)] -= 1
         return gradients.cpu()
@@ -279,7 +282,7 @@ class Probe:
         layers = [self.model.get_submodule(name) for name in matrix_layers(self.model)]
         handles = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
         try:
-            self._run(batch, {})
+            self._checked(self._run(batch, {})[0], at)
         finally:
             for handle in handles:
                 handle.remove()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import itertools
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from operator import length_hint
 from typing import Any
@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from . import ranks, strategies
-from .arguments import length_of, size_of, whole_number
-from .coreset import Coreset
+from .arguments import check_strategy_kind, describe, length_of, size_of, whole_number
+from .budget import Budget
+from .caller import Caller, find_caller
+from .coreset import Coreset, own_storage
 from .labels import check_labels, labels_of
 from .layers import unwrapped
 from .probe import Probe
@@ -38,7 +40,7 @@ class CoresetSampler(Sampler[int]):
     never on global random state, and the length is `size` from the start.
 
     Epochs count themselves, one a pass, unless `set_epoch` says otherwise. With `max_overhead` a selection that would
-    bring selection over that share of the run's wall time is put off to a later epoch; the first always takes place.
+    bring selection over that share of the time of selection and training is put off; the first always takes place.
     What is selected when then depends on the clock: leave it out where runs must repeat bit for bit.
 
     `weights`: `"draw"` draws examples in proportion to their weights, so a loop needs no change; `"loss"` yields each
@@ -80,7 +82,7 @@ class CoresetSampler(Sampler[int]):
         self.seed, self.epoch = whole_number("seed", seed, 0), 0
         self.strategy = strategies.stable() if strategy is None else strategy
         self.reselect_every = whole_number("reselect_every", reselect_every, 1)
-        self.max_overhead = max_overhead
+        self._budget = Budget(max_overhead)
         self.weights = weights
         self.selection_set = dataset if selection_set is None else selection_set
         self.forward, self.collate_fn = forward, collate_fn
@@ -92,15 +94,7 @@ class CoresetSampler(Sampler[int]):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         unwrapped(model)
-        if not callable(self.strategy):
-            raise TypeError(f"strategy must be a function, such as strategies.stable(), got {strategy!r}")
-        try:
-            inspect.signature(self.strategy).bind(None, 0, None)
-        except TypeError as error:
-            raise TypeError(
-                f"strategy must take (view, size, generator); {strategy} does not ({error}). "
-                "Those of the library are built by a call: strategies.stable(), with parentheses."
-            ) from error
+        check_strategy_kind(self.strategy)
         if weights not in _WEIGHTS:
             raise ValueError(f"weights must be one of {', '.join(map(repr, _WEIGHTS))}, got {weights!r}")
         if weights == "loss" and not isinstance(dataset, Weighted):
@@ -108,8 +102,6 @@ class CoresetSampler(Sampler[int]):
                 'weights="loss" needs a data set that hands the weights on: pass Weighted(train_set) to the sampler and '
                 "to the DataLoader, and take (x, y, weight) batches"
             )
-        if max_overhead is not None and not 0 < max_overhead < 1:
-            raise ValueError(f"max_overhead must be a share of the wall time in (0, 1), got {max_overhead}")
         if length_of(self.selection_set) != n:
             raise ValueError(f"selection_set must have the same {n} examples, got {length_of(self.selection_set)}")
         self._n = n
@@ -123,11 +115,15 @@ class CoresetSampler(Sampler[int]):
         self._exhausted = False  # whether it has come to its end
         self._resume_at = 0
         self._loaded_epoch = 0  # no epoch before it may come right after a resume
-        self._clock_start: float | None = None
-        self._spent: dict[str, float] = dict.fromkeys(
-            ("selections", "put_off", "seconds", "wall", "forward_examples"), 0
-        )
+        self._compared = False  # whether all processes are known to have the same settings
+        self._said: set[str] = set()  # warnings that were given
+        self._spent: dict[str, float] = dict.fromkeys(("selections", "put_off", "forward_examples"), 0)
         self._last: dict[str, float] = {}
+
+    @property
+    def max_overhead(self) -> float | None:
+        """The share of the time that selection may take."""
+        return self._budget.max_overhead
 
     @property
     def labels(self) -> Tensor:
@@ -150,15 +146,13 @@ class CoresetSampler(Sampler[int]):
     def stats(self) -> dict[str, float]:
         """What selection has cost so far and what the last one gave, as plain numbers to log.
 
-        `selections` and those `put_off` by `max_overhead`; `seconds` selecting and its `share` of the wall time since
-        the first; `forward_examples`: examples times draws that went through the model; of the last selection:
-        `last_seconds`, `overlap` with the coreset before, `covering_cost`: mean distance to the nearest kept example, and
-        `distinct`: the share of an epoch's draws that show another example than those before, on average.
+        `selections` and those `put_off` by `max_overhead`; `seconds` selecting and its `share` of the time of selection
+        and training epochs, what passes between epochs not counted; `forward_examples`: examples times draws that went
+        through the model; of the last selection: `last_seconds`, `overlap` with the coreset before, `covering_cost`: mean
+        distance to the nearest kept example, and `distinct`: the share of an epoch's draws that show another example
+        than those before, on average.
         """
-        wall = self._wall()
-        share = self._spent["seconds"] / wall if wall > 0 else 0.0
-        totals = {key: value for key, value in self._spent.items() if key != "wall"}
-        return {**totals, "share": min(share, 1.0), **self._last}
+        return {**self._spent, "seconds": self._budget.selecting, "share": self._budget.share, **self._last}
 
     def __len__(self) -> int:
         return self.size
@@ -182,6 +176,7 @@ class CoresetSampler(Sampler[int]):
     def select_if_due(self) -> Coreset:
         """Selects for the epoch that comes next if `reselect_every` and `max_overhead` say so."""
         epoch = self._next_epoch()
+        self._compare_processes()
         if self._decided_epoch != epoch or self._coreset is None:
             if self._due(epoch):
                 return self._select(epoch)
@@ -198,6 +193,8 @@ class CoresetSampler(Sampler[int]):
         return end - length_hint(left)
 
     def _pass(self, resume: tuple[int, int] | None) -> Iterator[Iterable[int]]:
+        caller = find_caller()
+        self._check_caller(caller)
         start = self._start_under(_accelerate_wrappers(), self._resume_at)
         epoch, start = (self._next_epoch(), start) if resume is None else resume
         self.epoch, self._started = epoch, False
@@ -206,8 +203,10 @@ class CoresetSampler(Sampler[int]):
         order, weights = self._order()
         left = iter(order[start:])
         self._passing = len(order), left  # a list's iterator knows what is left, so that nobody has to count
+        self._budget.epoch_begins(caller.ahead)
         yield left if weights is None else map(WeightedIndex, left, weights[start:])
         self._exhausted = True
+        self._budget.all_given_out()
 
     def _start_under(self, wrappers: Mapping[str, Any], start: int) -> int:
         """Where the pass begins. accelerate reads ahead, so under it that is 0, and it skips what was done itself."""
@@ -230,12 +229,7 @@ class CoresetSampler(Sampler[int]):
         finished = self._started and self._exhausted and position is None
         ahead = self._resume_at if not self._started else self._position
         return {
-            "version": 1,
-            "n": self._n,
-            "size": self.size,
-            "length": len(self),
-            "seed": self.seed,
-            "labels": self._fingerprint(),
+            **self._settings(),
             "epoch": self.epoch + 1 if finished else self.epoch,
             "position": 0 if finished else ahead if position is None else position,
             "indices": None if self._coreset is None else self._coreset.indices,
@@ -243,46 +237,69 @@ class CoresetSampler(Sampler[int]):
             "selected_epoch": self._selected_epoch,
             "decided_epoch": self._decided_epoch,
             "memory": dict(self._memory),
-            "spent": {**self._spent, "wall": self._wall()},
+            "spent": {**self._spent, **self._budget.state_dict()},
             "last": dict(self._last),
         }
 
+    def _settings(self) -> dict[str, Any]:
+        """What a state and the sampler that loads it must have in common, and all processes of a run."""
+        return {
+            "version": 2,
+            "n": self._n,
+            "size": self.size,
+            "length": len(self),  # of one process's share: a position means nothing among another number of them
+            "seed": self.seed,
+            "labels": self._fingerprint(),
+            "strategy": describe(self.strategy),
+            "weighting": self.weights,
+            "reselect_every": self.reselect_every,
+        }
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes up where `state_dict` was called. A state of another data set or size is refused and nothing changes."""
-        if state.get("version") != 1:
+        """Takes up where `state_dict` was called. A state of another data set, strategy or setting changes nothing."""
+        self._check_state(state)
+        coreset = None if state["indices"] is None else self._checked(Coreset(state["indices"], state["weights"]))
+        epoch, position = whole_number("epoch", state["epoch"], 0), whole_number("position", state["position"], 0)
+        selected, decided = (whole_number(name, state[name], -1) for name in ("selected_epoch", "decided_epoch"))
+        if position > len(self):
+            raise ValueError(f"position must be between 0 and {len(self)}, got {position}")
+        # Nothing above has changed the sampler, nor can anything below fail.
+        self._budget.load_state_dict(state["spent"])
+        self._coreset, self._memory = coreset, {name: own_storage(value) for name, value in state["memory"].items()}
+        self._spent, self._last = {name: state["spent"][name] for name in self._spent}, dict(state["last"])
+        self.epoch, self._started, self._compared = epoch, False, False
+        self._resume_at, self._loaded_epoch = position, epoch
+        self._passing = (position, iter(()))
+        self._selected_epoch, self._decided_epoch = selected, decided
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        own = self._settings()
+        if state.get("version") != own["version"]:
             raise ValueError(
                 f"this is not a state of CoresetSampler that this version reads: version {state.get('version')}"
             )
-        own = {"n": self._n, "size": self.size, "seed": self.seed, "labels": self._fingerprint()}
-        own["length"] = len(self)  # of one process's share: a position means nothing among another number of them
-        for key, value in own.items():
-            if state.get(key) != value:
-                what = "other labels" if key == "labels" else f"{key}={state.get(key)}, here it is {value}"
-                raise ValueError(f"the state was saved with {what}; it belongs to another data set or setting")
         missing = self.state_dict().keys() - state.keys()
         if missing:
             raise ValueError(f"the state lacks {sorted(missing)}; it was not made by state_dict()")
-        if not 0 <= state["position"] <= len(self):
-            raise ValueError(f"position must be between 0 and {len(self)}, got {state['position']}")
-        coreset = None if state["indices"] is None else self._checked(Coreset(state["indices"], state["weights"]))
-        self._coreset, self._memory = coreset, dict(state["memory"])
-        self.epoch, self._started = state["epoch"], False
-        self._resume_at, self._loaded_epoch = state["position"], state["epoch"]
-        self._passing = (state["position"], iter(()))
-        self._selected_epoch, self._decided_epoch = state["selected_epoch"], state["decided_epoch"]
-        self._spent, self._last = dict(state["spent"]), dict(state["last"])
-        self._clock_start = time.perf_counter() if coreset is not None else None
+        for key, value in own.items():
+            if state[key] != value:
+                what = "other labels" if key == "labels" else f"{key}={state[key]}, here it is {value}"
+                raise ValueError(f"the state was saved with {what}; it belongs to another data set or setting")
+        kinds: dict[str, Any] = {"memory": Tensor, "spent": (int, float), "last": (int, float)}
+        needed = {"spent": {*self._spent, *self._budget.state_dict()}}
+        for key, kind in kinds.items():
+            found = state[key]
+            good = isinstance(found, Mapping) and all(isinstance(value, kind) for value in found.values())
+            if not good or needed.get(key, set()) - found.keys():
+                raise ValueError(f"the state's {key} is damaged; it was not made by state_dict(): {found!r:.200}")
 
     def _fingerprint(self) -> str:
         if self._label_hash is None:
-            self._label_hash = hashlib.sha256(self.labels.numpy().tobytes()).hexdigest()[:16]
+            self._label_hash = _short_hash(self.labels.numpy().tobytes())
         return self._label_hash
 
     def _next_epoch(self) -> int:
         return self.epoch + 1 if self._started else self.epoch
-
-    def _wall(self) -> float:
-        return self._spent["wall"] + (time.perf_counter() - self._clock_start if self._clock_start else 0.0)
 
     def _due(self, epoch: int) -> bool:
         if self._coreset is None:
@@ -291,14 +308,32 @@ class CoresetSampler(Sampler[int]):
             return False
         if self.max_overhead is None:
             return True
-        cost = self._last["last_seconds"]
-        affordable = self._spent["seconds"] + cost <= self.max_overhead * (self._wall() + cost)
-        affordable = ranks.from_first(affordable)  # clocks differ, the decision must not
+        affordable = ranks.from_first(self._budget.allows())  # clocks differ, the decision must not
         self._spent["put_off"] += not affordable
         return affordable
 
     def _select(self, epoch: int) -> Coreset:
-        labels, began = self.labels, time.perf_counter()
+        self._compare_processes()
+        with ranks.together():
+            labels, began = self.labels, time.perf_counter()
+            chosen, probe = self._chosen(labels, epoch)
+            coreset = ranks.from_first(chosen)
+        coreset = self._checked(coreset)
+        self._warn_of_left_out_classes(labels)
+        overlap = {} if self._coreset is None else {"overlap": coreset.overlap(self._coreset)}
+        # Nothing above has changed the sampler: a selection that fails leaves the last coreset in use.
+        self._coreset = coreset
+        self._memory = {name: own_storage(value) for name, value in probe.memory.items()}
+        self._selected_epoch = self._decided_epoch = epoch
+        seconds = time.perf_counter() - began
+        self._budget.selected(seconds)
+        self._spent["selections"] += 1
+        self._spent["forward_examples"] += probe.forward_examples
+        self._last = {"last_seconds": seconds, "distinct": self._distinct(coreset), **overlap, **probe.figures}
+        return coreset
+
+    def _chosen(self, labels: Tensor, epoch: int) -> tuple[Coreset, Probe]:
+        """What the strategy chooses in this process, and the probe that it looked through."""
         for name, dataset in (("dataset", self.dataset), ("selection_set", self.selection_set)):
             if length_of(dataset) != self._n:
                 raise ValueError(
@@ -306,7 +341,6 @@ class CoresetSampler(Sampler[int]):
                 )
         plain = self.selection_set.dataset if isinstance(self.selection_set, Weighted) else self.selection_set
         seed = _mixed(self.seed, epoch, _SELECT)
-        memory = dict(self._memory)
         with undisturbed(self.model, seed=seed):
             probe = Probe(
                 plain,
@@ -317,23 +351,54 @@ class CoresetSampler(Sampler[int]):
                 batch_size=self.batch_size,
                 num_workers=self.num_workers,
                 progress=self.progress,
-                memory=memory,
+                memory=dict(self._memory),
                 seed=seed,
             )
-            chosen = self.strategy(probe, self.size, torch.Generator().manual_seed(seed))
-        coreset = self._checked(ranks.from_first(chosen))
-        overlap = {} if self._coreset is None else {"overlap": coreset.overlap(self._coreset)}
-        # Nothing above has changed the sampler: a selection that fails leaves the last coreset in use.
-        self._coreset, self._memory = coreset, memory
-        self._selected_epoch = self._decided_epoch = epoch
-        seconds = time.perf_counter() - began
-        if self._clock_start is None:
-            self._clock_start = began
-        self._spent["selections"] += 1
-        self._spent["seconds"] += seconds
-        self._spent["forward_examples"] += probe.forward_examples
-        self._last = {"last_seconds": seconds, "distinct": self._distinct(coreset), **overlap, **probe.figures}
-        return coreset
+            return self.strategy(probe, self.size, torch.Generator().manual_seed(seed)), probe
+
+    def _compare_processes(self) -> None:
+        """Once a run: processes that were given different things would choose different things, or wait for ever."""
+        if self._compared or ranks.world()[1] == 1:
+            return
+        with ranks.together():
+            shapes = [(name, *value.shape) for name, value in unwrapped(self.model).named_parameters()]
+            loaded = None if self._coreset is None else self._coreset.indices.numpy().tobytes()
+            ranks.compare(
+                {
+                    "class": type(self).__name__,
+                    **self._settings(),
+                    "max_overhead": self.max_overhead,
+                    "model": f"{type(unwrapped(self.model)).__name__} {_short_hash(repr(shapes).encode())}",
+                    "epoch": self._next_epoch(),
+                    "coreset": None if loaded is None else _short_hash(loaded),
+                }
+            )
+        self._compared = True
+
+    def _warn_of_left_out_classes(self, labels: Tensor) -> None:
+        classes = len(labels.unique()) if self.size <= int(labels.max()) else 0
+        if self.size < classes:
+            self._warn_once(
+                f"size={self.size} is below the number of classes, {classes}: at every selection {classes - self.size} or "
+                "more of them get no example. Pass a larger size."
+            )
+
+    def _check_caller(self, caller: Caller) -> None:
+        if self.weights == "loss" and isinstance(self.dataset, Weighted) and caller.dataset is self.dataset.dataset:
+            raise TypeError(
+                'the DataLoader has the plain data set, so the weights of weights="loss" would be dropped. Give it the same '
+                "Weighted(train_set) that the sampler has, and take (x, y, weight) batches."
+            )
+        if ranks.world()[1] > 1 and not caller.shares_out and not isinstance(self, DistributedSampler):
+            self._warn_once(
+                f"all {ranks.world()[1]} processes are given the same indices: nothing shares out what this "
+                "CoresetSampler yields. Use DistributedCoresetSampler with torchrun, or prepare the loader with accelerate."
+            )
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._said and ranks.world()[0] == 0:
+            warnings.warn(message, stacklevel=3)
+        self._said.add(message)
 
     def _distinct(self, coreset: Coreset) -> float:
         if self.weights != "draw":
@@ -491,6 +556,10 @@ def _accelerate_wrappers() -> dict[str, Any]:
             wrappers[type(frame.f_locals["self"]).__name__] = frame.f_locals["self"]
         frame = frame.f_back
     return wrappers
+
+
+def _short_hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _mixed(*numbers: int) -> int:

@@ -25,6 +25,8 @@ FLOORS = [
         "preprocessing",
         "untrusted",
         "arguments",
+        "budget",
+        "caller",
         "networks",
         "flat",
         "image_data",

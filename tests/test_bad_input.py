@@ -1,12 +1,13 @@
 """Bad input gets an error that names argument, rule, value and way out, and nothing is lost."""
 
 import os
+import warnings
 
 import pytest
 import torch
 from scenarios import conv_net, digits, trained_net
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from coreset_sampler import (
     Coreset,
@@ -49,6 +50,23 @@ class Lying(Shrinking):
         return x, (y + 1) % 10
 
 
+class Fields(Dataset):
+    """Examples of a shape of their own, without stored labels."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 1797
+
+    def __getitem__(self, i):
+        return self.make(i, *digits()[i])
+
+
+def counted_from(least):
+    return TensorDataset(digits().tensors[0], digits().tensors[1] + least)
+
+
 def soft():
     return TensorDataset(digits().tensors[0], torch.rand(1797, 10))
 
@@ -70,7 +88,7 @@ def soft():
         ({"size": 50, "weights": "draws"}, "weights must be one of 'draw', 'loss', 'none', got 'draws'"),
         (
             {"size": 50, "max_overhead": 25},
-            r"max_overhead must be a share of the wall time in \(0, 1\), got 25",
+            r"max_overhead must be a share of the time of selection and training in \(0, 1\), got 25",
         ),
         ({"size": 50, "reselect_every": 0}, "reselect_every must be"),
         ({"size": 50, "batch_size": 0}, "batch_size must be"),
@@ -84,7 +102,13 @@ def soft():
         ({"size": 50, "labels": ["cat"] * 1797}, "Number the classes"),
         ({"size": 50, "labels": torch.zeros(1797, 1, dtype=torch.int64)}, "squeeze"),
         ({"size": 50, "labels": [0, 1]}, "one entry for each of the 1797 examples, got 2"),
-        ({"size": 50, "labels": torch.rand(1797)}, "whole number"),
+        ({"size": 50, "labels": torch.rand(1797)}, "whole number.*single-label classification.*regression"),
+        ({"size": 50, "labels": torch.randint(0, 2, (1797, 4))}, "single-label classification.*multi-label"),
+        ({"size": 50, "labels": torch.zeros(1797, 4, 4)}, "single-label classification.*segmentation"),
+        (
+            {"size": 50, "labels": torch.arange(1797).index_fill(0, torch.tensor(7), 10**9)},
+            "labels must be below 17970 for 1797 examples, got 1000000000 at example 7",
+        ),
         ({"size": 50, "labels": torch.full((1797,), -1)}, "0 or more, got -1"),
     ],
 )
@@ -138,7 +162,18 @@ class Reshaped(nn.Module):
         (digits, lambda: broken_net("inf"), "NaN or infinite logits"),
         (digits, lambda: Reshaped(lambda z: {"features": z}), "logits of shape"),
         (digits, lambda: Reshaped(lambda z: z[:, :, None]), r"logits of shape \(batch, classes\), got shape"),
-        (digits, lambda: Reshaped(lambda z: z[:, :1]), "one logit an example"),
+        (digits, lambda: Reshaped(lambda z: z[:, :1]), "one logit an example.*regression"),
+        (digits, lambda: Reshaped(lambda z: z[:, :, None, None]), r"\(segmentation\)"),
+        (lambda: counted_from(1), trained_net, "count from 1 and must count from 0"),
+        (lambda: Fields(lambda i, x, y: (i, x, y)), trained_net, "have 3 fields, of which the second was read"),
+        (lambda: Fields(lambda i, x, y: (x, x[0], y)), trained_net, "segmentation.*3 fields, of which the second"),
+        (
+            lambda: TensorDataset(digits().tensors[0], torch.rand(1797), digits().tensors[1]),
+            trained_net,
+            "regression.*3 fields, of which the second",
+        ),
+        (lambda: Fields(lambda i, x, y: (x, torch.rand(()))), trained_net, "regression"),
+        (lambda: Fields(lambda i, x, y: (x, torch.randint(0, 2, (5,)))), trained_net, "multi-label"),
         (digits, lambda: Reshaped(lambda z: z[:, :5]), "labels go up to 9, but the model gives 5 logits"),
         (digits, lambda: Reshaped(lambda z: z[:3]), "3 rows of logits"),
         (soft, trained_net, "Soft labels"),
@@ -196,6 +231,15 @@ def test_workers_that_die_end_the_selection_with_an_error():
         ({"dataset": TensorDataset(*(t[:900] for t in digits().tensors))}, "n=1797, here it is 900"),
         ({"size": 60}, "size=50, here it is 60"),
         ({"seed": 1}, "seed=0, here it is 1"),
+        ({"strategy": strategies.uniform()}, "strategy=cover_pools.*here it is random_subset"),
+        ({"strategy": strategies.stable(draws=5)}, "draws=4.*here it is .*draws=5"),
+        ({"strategy": strategies.stable(posterior=SphericalGaussian(0.2))}, "scale=0.1.*here it is .*scale=0.2"),
+        (
+            {"strategy": strategies.warm_up(strategies.stable(), selections=2)},
+            "here it is _first_at_random.*selections=2",
+        ),
+        ({"reselect_every": 3}, "reselect_every=1, here it is 3"),
+        ({"weights": "none"}, "weighting=draw, here it is none"),
     ],
 )
 def test_a_state_of_another_data_set_is_refused_and_changes_nothing(change, message):
@@ -215,11 +259,21 @@ def test_a_damaged_state_is_refused_and_changes_nothing():
     source.select()
     good = source.state_dict()
     lacking = {key: value for key, value in good.items() if key != "spent"}
-    for bad, message in ((lacking, "spent"), ({**good, "indices": good["indices"] + 5000}, "below 1797")):
+    before = sampler.state_dict()
+    for bad, message in (
+        (lacking, "spent"),
+        ({**good, "indices": good["indices"] + 5000}, "below 1797"),
+        ({**good, "position": 51}, "position must be between 0 and 50, got 51"),
+        ({**good, "position": "x"}, "position must be a whole number"),
+        ({**good, "memory": {"uses_left": "x"}}, "memory"),
+        ({**good, "spent": {**good["spent"], "seconds": None}}, "spent"),
+        ({**good, "spent": {"selections": 3}}, "spent"),
+        ({**good, "last": None}, "last"),
+        ({**good, "selected_epoch": "x"}, "selected_epoch"),
+    ):
         with pytest.raises(ValueError, match=message):
             sampler.load_state_dict({**bad, "epoch": 77})
-        assert sampler.epoch == 0
-        assert sampler.stats["selections"] == 0
+        assert sampler.state_dict() == before
 
 
 def test_a_strategy_of_ones_own_that_returns_too_few_is_told_so():
@@ -240,3 +294,30 @@ def test_more_ranks_than_examples_and_a_rank_that_is_not_there():
 def test_weighted_examples_that_are_no_tuples_are_refused():
     with pytest.raises(TypeError, match="tuples or dicts"):
         Weighted(digits().tensors[0])[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_a_loader_without_weighted_would_drop_the_weights_and_is_refused(options):
+    plain = digits()
+    sampler = CoresetSampler(Weighted(plain), trained_net(), size=50, strategy=strategies.uniform(), weights="loss")
+    with pytest.raises(TypeError, match="the DataLoader has the plain data set"):
+        next(iter(DataLoader(plain, batch_size=10, sampler=sampler, **options)))
+    assert len(next(iter(DataLoader(sampler.dataset, batch_size=10, sampler=sampler, **options)))) == 3
+
+
+def test_a_size_below_the_number_of_classes_is_said_once():
+    sampler = CoresetSampler(digits(), trained_net(), size=5, strategy=strategies.craig())
+    with pytest.warns(UserWarning, match="size=5 is below the number of classes, 10: at every selection 5 or more"):
+        sampler.select()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampler.select()
+
+
+@pytest.mark.parametrize("strategy", [strategies.uniform(), strategies.forgetting(), strategies.believed(reuse=4)])
+def test_a_saved_state_holds_no_more_than_the_numbers_in_it(strategy):
+    sampler = CoresetSampler(digits(), trained_net(), size=5 * 10, strategy=strategy)
+    sampler.select()
+    state = sampler.state_dict()
+    for tensor in (state["indices"], state["weights"], *state["memory"].values()):
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

@@ -14,6 +14,13 @@ def test_overlap_is_the_share_of_examples_in_common():
     assert Coreset([1, 2, 3, 4], torch.ones(4)).overlap(Coreset([4, 2, 9], torch.ones(3))) == 0.5
 
 
+def test_a_coreset_keeps_its_own_examples_and_not_what_they_were_cut_from():
+    order = torch.randperm(10_000)
+    coreset = Coreset(order[:10], torch.ones(10_000, dtype=torch.float64)[:10])
+    assert coreset.indices.untyped_storage().nbytes() == coreset.weights.untyped_storage().nbytes() == 80
+    assert torch.equal(coreset.indices, order[:10])
+
+
 @pytest.mark.parametrize(
     ("indices", "weights", "message"),
     [

@@ -273,9 +273,9 @@ def test_max_overhead_holds_a_measured_budget():
 
     sampler = sampler_of(strategy=slow, max_overhead=0.25)
     for _ in range(40):
-        for _ in sampler:
-            pass
-        time.sleep(0.01)
+        for i, _ in enumerate(sampler):
+            if i == 0:
+                time.sleep(0.01)
     stats = sampler.stats
     assert stats["share"] <= 0.27
     assert stats["selections"] >= 3

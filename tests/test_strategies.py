@@ -1,6 +1,9 @@
+import functools
+import warnings
+
 import pytest
 import torch
-from scenarios import digits, trained_net
+from scenarios import conv_net, digits, train, trained_net
 
 from coreset_sampler import CoresetSampler, PointMass, SphericalGaussian, cover, strategies
 from coreset_sampler.coreset import Coreset
@@ -91,11 +94,16 @@ def test_a_warm_up_that_was_saved_does_not_begin_again():
     assert second.stats["forward_examples"] > 0
 
 
-@pytest.mark.parametrize(("strategy", "selections"), [(None, 1), (strategies.crest(), -1)])
-def test_a_warm_up_says_what_is_wrong(strategy, selections):
-    with pytest.raises(
-        (TypeError, ValueError), match="strategy must be a function|selections must be 0 or more, got -1"
-    ):
+@pytest.mark.parametrize(
+    ("strategy", "selections", "message"),
+    [
+        (None, 1, "strategy must be a function"),
+        (strategies.crest(), -1, "selections must be 0 or more, got -1"),
+        (strategies.believed, 1, "with parentheses"),
+    ],
+)
+def test_a_warm_up_says_what_is_wrong(strategy, selections, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         strategies.warm_up(strategy, selections=selections)
 
 
@@ -461,13 +469,135 @@ def test_quotas_add_up_and_give_rare_classes_one():
     assert quota[3] >= 1
 
 
-def test_a_class_with_fewer_examples_than_asked_is_named_with_the_way_out():
-    y = torch.cat([torch.zeros(500, dtype=torch.int64), torch.ones(7, dtype=torch.int64)])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *(getattr(strategies, name)() for name in ("stable", "crest", "craig", "k_center", "herding", "believed")),
+        strategies.stable(reuse=3),
+        strategies.believed(reuse=3, candidates=1),
+    ],
+)
+def test_a_class_with_fewer_examples_than_its_equal_share_gives_all_and_the_others_make_up_for_it(strategy):
+    y = torch.cat([torch.zeros(300), torch.ones(7), torch.full((200,), 2)]).long()
     data = torch.utils.data.TensorDataset(digits().tensors[0][:507], y)
-    for strategy in (strategies.stable(), strategies.crest(), strategies.craig(), strategies.k_center()):
-        with pytest.raises(ValueError, match='class 1 has 7 examples.*balance="proportional"'):
-            select(strategy, dataset=data, size=100)
-    assert len(select(strategies.craig(balance="proportional"), dataset=data, size=100)[0]) == 100
+    coreset, _ = select(strategy, dataset=data, size=100)
+    kept = torch.bincount(y[coreset.indices])
+    assert kept[1] == 7
+    assert kept[[0, 2]].sort().values.tolist() == [46, 47]
+    shares = torch.stack([coreset.weights[y[coreset.indices] == c].sum() for c in range(3)])
+    assert shares.tolist() == pytest.approx([300, 7, 200])
+
+
+def test_equal_quotas_are_a_water_level_and_never_more_than_a_class_has():
+    """Against one at a time to a class that has least and still something to give."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        counts = torch.randint(0, 12, (5,), generator=generator)
+        labels = torch.repeat_interleave(torch.arange(5), counts)
+        if len(labels) == 0:
+            continue
+        size = int(torch.randint(1, len(labels) + 1, (), generator=generator))
+        dealt = torch.zeros(5, dtype=torch.int64)
+        for _ in range(size):
+            dealt[torch.where(dealt < counts, dealt, 999).argmin()] += 1
+        quota = quotas(labels, size, "equal", generator)
+        counts, dealt = counts[: len(quota)], dealt[: len(quota)]
+        assert (quota <= counts).all()
+        assert quota.sort().values.tolist() == dealt.sort().values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("classes", "size", "settings"),
+    [
+        (100, 20, {}),
+        (300, 20, {"reuse": 10, "candidates": 1}),
+        (100, 120, {"candidates": 1}),
+        (100, 20, {"balance": "proportional"}),
+    ],
+)
+def test_believed_with_fewer_candidates_than_classes_takes_the_classes_in_turn(classes, size, settings):
+    n = 1500
+    x = digits().tensors[0][:n]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
+    data = torch.utils.data.TensorDataset(x, torch.arange(n) % classes)
+    sampler = CoresetSampler(data, model, size=size, strategy=strategies.believed(**settings), progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that classes are left out
+        kept = [set((c % classes).tolist()) for c in epochs_of(sampler, 40)]
+    assert len(set().union(*kept)) > 0.9 * classes
+
+
+@pytest.mark.parametrize("strategy", [strategies.herding(), strategies.k_center(), strategies.craig()])
+@pytest.mark.parametrize("layer", [0, 9])
+def test_nan_is_noticed_by_strategies_that_look_at_embeddings_too(strategy, layer):
+    model = trained_net()
+    model[layer].weight.data[0] = float("nan")
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        select(strategy, model=model)
+
+
+def test_embeddings_that_are_not_finite_are_noticed_where_logits_are():
+    class Blind(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(64, 10)
+
+        def forward(self, x):
+            x = x.flatten(1)
+            return self.head(torch.where(x > 0.9, torch.inf, x)).nan_to_num(0, 1, -1)
+
+    for strategy in (strategies.herding(), strategies.k_center()):
+        with pytest.raises(ValueError, match=r"NaN or infinite.*example \d+"):
+            select(strategy, model=Blind())
+
+
+LABELS_DOUBTED = [
+    strategies.believed(reuse=10),
+    strategies.stable(doubt=2, pool_size=100, keep=20, reuse=2),
+    strategies.stable(doubt=2, pool_size=100, keep=20),
+]
+
+
+@pytest.mark.parametrize("strategy", LABELS_DOUBTED)
+def test_a_model_that_knows_nothing_is_not_asked_how_many_labels_are_wrong(strategy):
+    for seed in range(3):
+        _, sampler = select(strategy, model=conv_net(seed), size=200)
+        assert "wrong_labels" not in sampler.stats
+
+
+def test_as_long_as_the_model_knows_nothing_all_labels_have_the_same_chance():
+    _, sampler = select(strategies.believed(), model=conv_net())
+    assert sampler.state_dict()["memory"]["chance"].unique().tolist() == [1.0]
+
+
+@functools.cache
+def trained_on_wrong_labels():
+    data, _ = digits_with_wrong_labels(0.3)
+    model, generator = conv_net(), torch.Generator().manual_seed(0)
+    for _ in range(10):
+        batches = torch.randperm(1797, generator=generator).split(64)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            train(model, [(data.tensors[0][i], data.tensors[1][i]) for i in batches], lr=0.05)
+    return data, model
+
+
+@pytest.mark.parametrize("strategy", LABELS_DOUBTED)
+def test_a_model_that_has_learned_the_wrong_labels_too_gives_no_estimate(strategy):
+    """It is nowhere surer than the share of right labels, and by Bayes' rule with its own numbers none is wrong."""
+    data, model = trained_on_wrong_labels()
+    _, sampler = select(strategy, dataset=data, model=model, size=200)
+    assert sampler.stats.get("wrong_labels", 0.3) > 0.2
+
+
+def test_a_new_look_without_an_estimate_does_not_repeat_the_last_one():
+    sampler = CoresetSampler(digits(), trained_net(), size=100, strategy=strategies.believed())
+    sampler.select()
+    assert "wrong_labels" in sampler.stats
+    sampler.model.load_state_dict(conv_net().state_dict())
+    sampler.select()
+    assert "wrong_labels" not in sampler.stats
 
 
 @pytest.mark.parametrize(

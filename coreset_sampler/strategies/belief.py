@@ -2,16 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 _ROUNDS = 30  # of expectation-maximisation; the estimate changes by less than 0.01 after a dozen
+_ERRORS_ABOVE_CHANCE = 2  # standard errors that the agreement must be above chance
+_SURE = 0.98  # the quantile of the highest probabilities that says how sure the model ever is
+_TOLERANCE = 0.005
 
 
 def label_probability(gradients: Tensor, labels: Tensor) -> Tensor:
     """What the draws give each label on average `(k,)`; `gradients` are `(draws, k, classes)`."""
     rows = torch.arange(len(labels))
     return 1 + gradients[:, rows, labels].double().mean(0)  # the gradient at the label is p(label) - 1
+
+
+class Said(NamedTuple):
+    """What the draws say of candidates, on average."""
+
+    label: Tensor
+    """The probability `(k,)` of each one's label."""
+    highest: Tensor
+    """The highest probability `(k,)` of any class."""
+    likeliest: Tensor
+    """That class `(k,)`."""
+
+    @classmethod
+    def of(cls, gradients: Tensor, labels: Tensor) -> Said:
+        """By their `gradients` `(draws, k, classes)`."""
+        mean = gradients.double().mean(0)
+        mean[torch.arange(len(labels)), labels] += 1
+        return cls(label_probability(gradients, labels), *mean.max(1))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Said]) -> Said:
+        """Of candidates in several parts."""
+        return cls(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def knows_labels(said: Said, labels: Tensor) -> bool:
+    """Whether the likeliest classes agree with the labels more often than if they had nothing to do with each other."""
+    k, classes = len(labels), int(torch.maximum(said.likeliest, labels).max()) + 1
+    agree = float((said.likeliest == labels).double().mean())
+    shares = [torch.bincount(classes_of, minlength=classes) / k for classes_of in (said.likeliest, labels)]
+    chance = float(shares[0] @ shares[1])
+    return agree > chance + _ERRORS_ABOVE_CHANCE * (chance * (1 - chance) / k) ** 0.5
+
+
+def wrong_share(estimate: float, said: Said, labels: Tensor) -> float | None:
+    """The estimated share of wrong labels, or None where the model cannot tell.
+
+    That is, where it knows nothing of the labels; and where it has learned them with their mistakes: then it is sure of
+    nothing beyond the share of right ones, takes every label for as likely as it has to be, and the estimate falls to 0.
+    """
+    if not knows_labels(said, labels):
+        return None
+    surest = float(said.highest.kthvalue(max(1, int(_SURE * len(labels)))).values)
+    return None if estimate + _TOLERANCE < (1 - surest) / 2 else estimate
 
 
 def label_belief(probability: Tensor, lengths: Tensor, classes: int) -> Tensor:
@@ -24,8 +74,8 @@ def label_belief(probability: Tensor, lengths: Tensor, classes: int) -> Tensor:
 
     $\epsilon$ is not known: $\epsilon = 1 - \bar r$ is iterated to its fixed point over each pool, `lengths` candidates
     each: pools are shared out over processes, and the answer must not depend on how. At $\epsilon = 1/2$ a label is
-    likelier right than wrong if the model finds it likelier than chance. An untrained model knows nothing and doubts all
-    labels alike; one that has learned clean labels finds next to none wrong.
+    likelier right than wrong if the model finds it likelier than chance. An untrained model knows nothing, which
+    `knows_labels` tells; one that has learned clean labels finds next to none wrong.
     """
     q = probability.clamp(1e-12, 1.0)
     if classes < 2:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..coreset import Coreset
 from ..posterior import PointMass
 from ..types import Posterior, Strategy, View
-from .belief import label_belief, label_probability
+from .belief import Said, knows_labels, label_belief, wrong_share
 from .look import ROWS_A_SHARE, check_settings, random_of_each_class
 from .pools import quotas
 
@@ -30,9 +30,10 @@ def believed(
 
     A label that is right with probability $r$, by what the model says (see `belief.py`), has a chance in proportion to
     $r^{\text{doubt}}$: 0 trusts all labels, 1 goes by the odds, 2 allows for a model that already believes some of the
-    wrong ones. What was kept goes to the end of the queue, so that as long as a look serves, examples of equal belief are
-    shown equally often: where no label is doubted, that is a pass over the data. The share of wrong labels is estimated
-    on the way (`wrong_labels` in the sampler's stats).
+    wrong ones. While the model knows nothing, all have the same chance. What was kept goes to the end of the queue, so that
+    as long as a look serves, examples of equal belief are shown equally often: where no label is doubted, that is a pass
+    over the data. The share of wrong labels is estimated on the way (`wrong_labels` in the sampler's stats), unless the
+    model cannot tell.
 
     A look takes `candidates` examples for each one to keep and serves `reuse` selections. `posterior` and `draws` say at
     which weights to look, by default the current ones. Cost: `min(n, reuse * size * candidates)` examples through the
@@ -68,20 +69,25 @@ def in_turn(
     memory = view.memory
     left = int(memory.get("uses_left", torch.zeros(())))
     if left == 0:
+        memory.pop("wrong_labels", None)
         wanted = min(len(view.labels), reuse * size * candidates)
         chosen = random_of_each_class(view.labels, wanted, balance, generator)
-        right = _belief(view, chosen, posterior, draws, generator)
+        right, wrong = _belief(view, chosen, posterior, draws, generator)
         chance = (right**doubt).clamp(min=_LEAST_CHANCE)
         first_time = torch.rand(len(chosen), generator=generator, dtype=torch.float64) / chance
-        memory.update(candidates=chosen, chance=chance, due=first_time, wrong_labels=1 - right.mean())
+        memory.update(candidates=chosen, chance=chance, due=first_time)
+        if wrong is not None:
+            memory["wrong_labels"] = torch.tensor(wrong, dtype=torch.float64)
         left = reuse
     memory["uses_left"] = torch.tensor(left - 1)
-    view.report(wrong_labels=float(memory["wrong_labels"]))
+    if "wrong_labels" in memory:
+        view.report(wrong_labels=float(memory["wrong_labels"]))
     labels = view.labels[memory["candidates"]]
-    quota, counts = quotas(view.labels, size, balance, generator), torch.bincount(view.labels)
+    counts = torch.bincount(view.labels)
+    looked = torch.bincount(labels, minlength=len(counts))
+    quota = quotas(view.labels, size, balance, generator, at_most=looked)
     first = torch.argsort(memory["due"], stable=True)
     first = first[torch.argsort(labels[first], stable=True)]
-    looked = torch.bincount(labels, minlength=len(counts))
     rank = torch.arange(len(first)) - (torch.cumsum(looked, 0) - looked)[labels[first]]
     picks = first[rank < quota[labels[first]]]
     memory["due"] = memory["due"].index_add(0, picks, 1 / memory["chance"][picks])
@@ -89,10 +95,16 @@ def in_turn(
     return Coreset(memory["candidates"][picks], weights * len(view.labels) / weights.sum())
 
 
-def _belief(view: View, chosen: Tensor, posterior: Posterior, draws: int, generator: torch.Generator) -> Tensor:
+def _belief(
+    view: View, chosen: Tensor, posterior: Posterior, draws: int, generator: torch.Generator
+) -> tuple[Tensor, float | None]:
+    """How likely each candidate's label is right `(k,)`, and the share of wrong ones, if the model can tell."""
     samples = posterior.draw(view, draws, generator)
     mine = view.mine(list(chosen.split(ROWS_A_SHARE)))
     seen = zip(mine, view.gradients(mine, samples), strict=True)
-    parts = view.gather([(label_probability(g, view.labels[rows]), g.shape[-1]) for rows, g in seen])
-    probability, classes = torch.cat([q for q, _ in parts]), parts[0][1]  # classes of the model, not only of the labels
-    return label_belief(probability, torch.tensor([len(chosen)]), classes)
+    parts = view.gather([(Said.of(g, view.labels[rows]), g.shape[-1]) for rows, g in seen])
+    said, classes = Said.joined([part for part, _ in parts]), parts[0][1]  # of the model, not only of the labels
+    if not knows_labels(said, view.labels[chosen]):
+        return torch.ones_like(said.label), None
+    right = label_belief(said.label, torch.tensor([len(chosen)]), classes)
+    return right, wrong_share(float(1 - right.mean()), said, view.labels[chosen])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..types import Draw, Posterior, View
-from .belief import label_belief, label_probability
+from .belief import Said, knows_labels, label_belief, label_probability
 from .pools import BALANCES, Pool, Row
 
 Deal = Callable[[Tensor], list[Pool]]
@@ -98,13 +98,19 @@ class AtOnce:
         """How likely each label is right `(k,)`, judged among all candidates: more to go by than a pool."""
         if self._beliefs is None:
             everyone = torch.tensor([len(self._candidates)])
-            q = label_probability(self._table, self._labels[self._candidates])
-            self._beliefs = label_belief(q, everyone, self._table.shape[-1])
+            labels = self._labels[self._candidates]
+            said = Said.of(self._table, labels)
+            self._beliefs = label_belief(said.label, everyone, self._table.shape[-1])
+            if not knows_labels(said, labels):
+                self._beliefs = torch.ones_like(self._beliefs)
         return self._beliefs[self._row[indices]]
 
 
 def random_of_each_class(labels: Tensor, wanted: int, balance: str, generator: torch.Generator) -> Tensor:
-    """`wanted` random examples: classes in equal number as far as they go, or in proportion; one of each first."""
+    """`wanted` random examples: classes in equal number as far as they go, or in proportion; one of each first.
+
+    With fewer wanted than there are classes it is one of each of some classes, at random.
+    """
     shuffled = torch.randperm(len(labels), generator=generator)
     order = shuffled[torch.argsort(labels[shuffled], stable=True)]
     counts = torch.bincount(labels)
@@ -113,4 +119,6 @@ def random_of_each_class(labels: Tensor, wanted: int, balance: str, generator: t
     turn = rank + torch.rand(len(labels), generator=generator, dtype=torch.float64) * (rank > 0)
     if balance == "proportional":
         turn = turn / counts[own]
+    if wanted < int((counts > 0).sum()):
+        turn -= torch.rand(len(counts), generator=generator, dtype=torch.float64)[own] * (rank == 0)
     return order[torch.argsort(turn)[:wanted]]

@@ -27,9 +27,19 @@ def select_per_class(
     members = [(view.labels == c).nonzero().flatten() for c in classes]
     parts = []
     for c, indices, vectors in zip(classes, members, look(view, members), strict=True):
+        _check_finite(vectors, indices)
         chosen = choose(vectors, int(quota[c]))
         parts.append(Coreset(indices[chosen.indices], chosen.weights))
     return Coreset.merge(view.gather(parts))
+
+
+def _check_finite(vectors: Tensor, indices: Tensor) -> None:
+    bad = ~torch.isfinite(vectors).all(1)
+    if bool(bad.any()):
+        raise ValueError(
+            f"the model gives NaN or infinite numbers for {int(bad.sum())} of {len(indices)} examples of a class (the first "
+            f"is example {int(indices[int(bad.nonzero()[0])])}). Has training diverged?"
+        )
 
 
 def gradients(view: View, groups: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -63,40 +63,46 @@ class Row(NamedTuple):
         return [Pool(*parts) for parts in zip(*columns, strict=True)]
 
 
-def quotas(labels: Tensor, size: int, balance: str, generator: torch.Generator) -> Tensor:
+def quotas(
+    labels: Tensor, size: int, balance: str, generator: torch.Generator, *, at_most: Tensor | None = None
+) -> Tensor:
     """`(classes,)` how many examples of each class to keep; they add up to `size`.
 
-    `"equal"`: the same of each class, as the papers do. `"proportional"`: in proportion to the class, but at least one.
+    `"equal"`: the same of each class, as the papers do; a class that has fewer gives all it has, and the others make up
+    for it. `"proportional"`: in proportion to the class, but at least one. No class gives more than `at_most` `(classes,)`,
+    by default the examples that it has.
     """
     counts = torch.bincount(labels)
-    present = counts > 0
+    limit = counts if at_most is None else at_most
+    present = limit > 0
     if balance == "equal":
-        share = present.double() / present.sum() * size
+        level = _level(limit, size)
+        share, quota = present.double() / present.sum() * size, limit.clamp(max=level)
     elif balance == "proportional":
         share = counts.double() / len(labels) * size
+        quota = torch.minimum(share.floor().long(), limit)
+        if size >= int(present.sum()):
+            quota = torch.maximum(quota, present.long())
     else:
         raise ValueError(f"balance must be one of {BALANCES}, got {balance!r}")
-    quota = share.floor().long()
-    if balance == "proportional" and size >= int(present.sum()):
-        quota = torch.maximum(quota, present.long())
     # What is left over goes to the largest remainders, ties at random; a surplus is taken back from the largest.
     remainder = share - share.floor() + 1e-6 * torch.rand(len(share), generator=generator, dtype=torch.float64)
-    remainder[~present] = -1
     while int(quota.sum()) > size:
         quota[quota.argmax()] -= 1
     while left := size - int(quota.sum()):
-        if balance == "proportional":  # a rare class that already gives all it has gives no more
-            remainder[quota >= counts] = -1
+        remainder[quota >= limit] = -1  # a class that already gives all it has gives no more
         takers = torch.argsort(remainder, descending=True)[: min(left, int((remainder >= 0).sum()))]
         quota[takers] += 1
-    short = (quota > counts).nonzero().flatten().tolist()
-    if short:
-        worst = short[0]
-        raise ValueError(
-            f"class {worst} has {int(counts[worst])} examples, fewer than the {int(quota[worst])} that size={size} asks of "
-            f'each class ({len(short)} such classes). Pass balance="proportional" to the strategy, or a smaller size.'
-        )
     return quota
+
+
+def _level(counts: Tensor, size: int) -> int:
+    """The most that every class can give, as far as it goes, without exceeding `size` together."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if int(counts.clamp(max=middle).sum()) <= size else (low, middle - 1)
+    return low
 
 
 def draw_pools(

@@ -11,6 +11,7 @@ from ..coreset import Coreset
 from ..facility_location import cover_groups
 from ..posterior import SphericalGaussian
 from ..types import Posterior, Strategy, View
+from .belief import Said, wrong_share
 from .look import AtOnce, PoolByPool, check_settings
 from .pools import Pool, Row, draw_pools
 
@@ -44,7 +45,8 @@ def stable(
 
     With `doubt` a candidate whose label is right with probability $r$, by what the draws say, takes part with probability
     $r^{\text{doubt}}$: 0 trusts all labels, 1 goes by the odds, 2 allows for a model that already believes some of the
-    wrong ones. The share of wrong labels is estimated on the way (`wrong_labels` in the sampler's stats); see `belief.py`.
+    wrong ones. The share of wrong labels is estimated on the way (`wrong_labels` in the sampler's stats, unless the model
+    cannot tell); see `belief.py`.
 
     `reuse` is the number of selections, each with new pools, that one look through the model serves. Cost of a look:
     `min(n, reuse * size * pool_size / keep)` candidates through the model, `draws` times each less what the draws share.
@@ -96,10 +98,11 @@ def cover_pools(
     luck = torch.cat([torch.zeros(0, dtype=torch.float64), *view.mine(lucks)])
     batches = _together(view.mine(look.pools))
     groups = [torch.cat([pool.indices for pool in some]) for some in batches]
-    parts: list[tuple[Coreset, Tensor]] = []
+    parts: list[tuple[Coreset, Tensor, tuple[Said, Tensor] | None]] = []
     for some, indices, vectors in zip(batches, groups, look.gradients(groups), strict=True):
-        pool, doubted = _joined(some), 0.0
+        pool, doubted, said = _joined(some), 0.0, None
         if doubt:
+            said = Said.of(vectors, view.labels[indices]), view.labels[indices]
             right = look.belief(some, indices, vectors)
             doubted = float((1 - right).sum())
             pool, vectors = _believed(pool, vectors, right**doubt - luck[: len(indices)])
@@ -107,13 +110,16 @@ def cover_pools(
         classes = None if per_class else [len(p.sizes) for p in some]
         kept, cost = _covered(pool, vectors, classes, rms=root_mean_square)
         figures = [cost, len(pool.indices), doubted, len(indices)]
-        parts.append((kept, torch.tensor(figures, dtype=torch.float64)))
+        parts.append((kept, torch.tensor(figures, dtype=torch.float64), said))
     parts = view.gather(parts)
-    cost, covered, doubted, seen = torch.stack([figures for _, figures in parts]).sum(0).tolist()
+    cost, covered, doubted, seen = torch.stack([figures for _, figures, _ in parts]).sum(0).tolist()
     view.report(covering_cost=cost / covered)
-    if doubt:
-        view.report(wrong_labels=doubted / seen)
-    coreset = Coreset.merge(part for part, _ in parts)
+    asked = [said for _, _, said in parts if said is not None]
+    if asked:
+        everyone, labels = Said.joined([said for said, _ in asked]), torch.cat([own for _, own in asked])
+        wrong = wrong_share(doubted / seen, everyone, labels)
+        view.report(**({} if wrong is None else {"wrong_labels": wrong}))
+    coreset = Coreset.merge(part for part, _, _ in parts)
     return Coreset(coreset.indices, coreset.weights * len(view.labels) / coreset.weights.sum())
 
 
