@@ -1,0 +1,44 @@
+"""Resume in every framework: after the interruption the same examples are trained on as without it.
+
+At the middle and at the end of an epoch, with and without workers, with a partial last batch, on one process and two.
+"""
+
+import pytest
+from frameworks import two_processes
+from resume_cases import BATCH, EPOCHS, FRAMEWORKS, MIDDLE, SIZE, cases
+
+NAMES = [framework.__name__ for framework in FRAMEWORKS]
+BY_NAME = dict(zip(NAMES, FRAMEWORKS, strict=True))
+
+
+def check(name, found):
+    straight = found.pop("straight")
+    per_epoch = len(straight) // EPOCHS
+    assert len(straight) == EPOCHS * per_epoch
+    assert len({tuple(map(tuple, straight[e * per_epoch : (e + 1) * per_epoch])) for e in range(EPOCHS)}) == EPOCHS
+    assert found.keys() >= {"middle", "last"}
+    for point, seen in found.items():
+        done = per_epoch + (MIDDLE if point == "middle" else per_epoch)
+        assert seen == straight[done:], (name, point)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_process_goes_on_with_the_batches_still_to_come(name, workers):
+    pytest.importorskip({"plain": "torch", "huggingface": "transformers"}.get(name, name.split("_")[0]))
+    found = dict(cases(BY_NAME[name], workers))
+    if name != "lightning_limited":
+        assert len(found["straight"]) == EPOCHS * -(-SIZE // BATCH)
+        assert len(found["straight"][-1]) == SIZE % BATCH  # a partial one
+    assert found["straight"] == cases(BY_NAME[name], 0)["straight"]  # workers change nothing
+    check(name, found)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_go_on_with_the_batches_still_to_come(name, workers):
+    ranks = two_processes("resume_cases.py")
+    for rank in ranks:
+        check(name, dict(rank[name, workers]))
+    first, second = (rank[name, workers]["straight"] for rank in ranks)
+    assert first != second  # each its own share
