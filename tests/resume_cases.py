@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset
 from coreset_sampler import CoresetSampler, DistributedCoresetSampler, strategies
 
 EPOCHS, SIZE, BATCH, MIDDLE = 3, 30, 4, 2  # the last batch of an epoch is a partial one
-POINTS = ("middle", "last", "end")  # after two batches of epoch 1; at its last, still in the loop; after the loop
 
 
 class Coded(Dataset):
@@ -52,6 +51,11 @@ def sampler_of(cls, data, model, **more):
 
 def processes():
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def point(batch, batches):
+    """Where epoch 1 is interrupted: late is where reading ahead has come to the end, last still in the loop's body."""
+    return {batches: "last", batches - 1: "late", MIDDLE: "middle"}.get(batch)
 
 
 def step(model, optimizer, batch, seen, backward=torch.Tensor.backward):
@@ -90,8 +94,8 @@ def plain(folder, workers, state=None, loader_of=None):
         sampler.set_epoch(epoch)
         for i, batch in enumerate(loader, 1):
             step(model, optimizer, batch, seen)
-            if epoch == 1 and i in (MIDDLE, len(loader)):
-                save("middle" if i == MIDDLE else "last", position=i * BATCH)
+            if epoch == 1 and point(i, len(loader)):
+                save(point(i, len(loader)), position=i * BATCH)
         if epoch == 1:
             save("end")
     return seen, saved
@@ -132,8 +136,8 @@ def torchdata(folder, workers, state=None):
     for epoch in range(state["epoch"] if state else 0, EPOCHS):
         for i, batch in enumerate(loader, 1):
             step(model, optimizer, batch, seen)
-            if epoch == 1 and i in (MIDDLE, len(loader)):
-                save("middle" if i == MIDDLE else "last", epoch)
+            if epoch == 1 and point(i, len(loader)):
+                save(point(i, len(loader)), epoch)
         if epoch == 1:
             save("end", epoch + 1)
     return seen, saved
@@ -166,8 +170,8 @@ def accelerate(folder, workers, state=None, **config):
         skip = 0
         for i, batch in enumerate(shown, 1):
             step(model, optimizer, batch, seen, accelerator.backward)
-            if state is None and epoch == 1 and i in (MIDDLE, len(loader)):
-                save("middle" if i == MIDDLE else "last", i)
+            if state is None and epoch == 1 and point(i, len(loader)):
+                save(point(i, len(loader)), i)
         if state is None and epoch == 1:
             save("end", 0)
     return seen, saved
@@ -175,6 +179,11 @@ def accelerate(folder, workers, state=None, **config):
 
 def accelerate_stateful(folder, workers, state=None):
     return accelerate(folder, workers, state, use_stateful_dataloader=True)
+
+
+def accelerate_dispatched(folder, workers, state=None):
+    """Process 0 reads for all of them."""
+    return accelerate(folder, workers, state, dispatch_batches=True)
 
 
 class Noting(nn.Module):
@@ -220,7 +229,7 @@ def huggingface(folder, workers, state=None):
     coreset = dict(size=SIZE, seed=3, num_workers=0, **options)
     trainer = CoresetTrainer(model=Noting(), args=args, train_dataset=Rows(Coded()), coreset=coreset)
     trainer.train(resume_from_checkpoint=state and state["path"])
-    steps = dict(middle=batches + MIDDLE, last=2 * batches)
+    steps = dict(middle=batches + MIDDLE, late=2 * batches - 1, last=2 * batches)
     return trainer.model.seen, {name: dict(path=str(run / f"checkpoint-{at}")) for name, at in steps.items()}
 
 
@@ -252,9 +261,9 @@ def lightning(folder, workers, state=None, **limits):
                 trainer.save_checkpoint(saved[name]["path"])
 
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            points = {MIDDLE: "middle", trainer.num_training_batches: "last"}
-            if batch_idx + 1 in points:
-                self.save(trainer, points[batch_idx + 1])
+            name = point(batch_idx + 1, trainer.num_training_batches)
+            if name:
+                self.save(trainer, name)
 
         def on_train_epoch_end(self, trainer, module):
             self.save(trainer, "end")
@@ -281,7 +290,7 @@ FRAMEWORKS = (plain, timm, torchdata, accelerate, accelerate_stateful, huggingfa
 
 @functools.cache
 def cases(framework, workers):
-    """`{"straight": batches, point: (batches of epoch 1 that were done, batches after the resume)}`."""
+    """The batches that were trained on: of the run that goes `straight` through, and after a resume at each point."""
     with tempfile.TemporaryDirectory() as own, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folders = [own]
@@ -293,7 +302,10 @@ def cases(framework, workers):
         for name, state in saved.items():
             if processes() > 1:
                 dist.barrier()
-            found[name] = framework(folder, workers, state)[0]
+            try:
+                found[name] = framework(folder, workers, state)[0]
+            except RuntimeError as error:
+                found[name] = str(error)
         if processes() > 1:
             dist.barrier()
     return found
@@ -302,7 +314,8 @@ def cases(framework, workers):
 def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = {(framework.__name__, workers): cases(framework, workers) for framework in FRAMEWORKS for workers in (0, 2)}
+    all_of_them = [(framework, workers) for framework in (*FRAMEWORKS, accelerate_dispatched) for workers in (0, 2)]
+    found = {(framework.__name__, workers): cases(framework, workers) for framework, workers in all_of_them}
     torch.save(found, Path(sys.argv[1]) / f"{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()

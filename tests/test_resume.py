@@ -16,9 +16,9 @@ def check(name, found):
     per_epoch = len(straight) // EPOCHS
     assert len(straight) == EPOCHS * per_epoch
     assert len({tuple(map(tuple, straight[e * per_epoch : (e + 1) * per_epoch])) for e in range(EPOCHS)}) == EPOCHS
-    assert found.keys() >= {"middle", "last"}
+    assert found.keys() >= {"late", "last"}
     for point, seen in found.items():
-        done = per_epoch + (MIDDLE if point == "middle" else per_epoch)
+        done = per_epoch + {"middle": MIDDLE, "late": per_epoch - 1}.get(point, per_epoch)
         assert seen == straight[done:], (name, point)
 
 
@@ -42,3 +42,15 @@ def test_two_processes_go_on_with_the_batches_still_to_come(name, workers):
         check(name, dict(rank[name, workers]))
     first, second = (rank[name, workers]["straight"] for rank in ranks)
     assert first != second  # each its own share
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_accelerate_dispatches_resume_at_the_end_of_an_epoch_and_are_refused_in_the_middle(workers):
+    ranks = [rank["accelerate_dispatched", workers] for rank in two_processes("resume_cases.py")]
+    for rank in ranks:
+        batches = len(rank["straight"]) // EPOCHS
+        assert batches == SIZE // (2 * BATCH) + 1
+        assert rank["end"] == rank["straight"][2 * batches :]
+        for point in ("middle", "late", "last"):
+            assert "dispatch_batches=False" in rank[point]
+    assert ranks[0]["straight"] != ranks[1]["straight"]
