@@ -262,6 +262,10 @@ class CoresetSampler(Sampler[int]):
             raise ValueError(f"the state lacks {sorted(missing)}; it was not made by state_dict()")
         if not 0 <= state["position"] <= len(self):
             raise ValueError(f"position must be between 0 and {len(self)}, got {state['position']}")
+        if "accelerate.data_loader" in sys.modules:
+            from .integrations import accelerate
+
+            accelerate.check_load(self, state["position"])
         coreset = None if state["indices"] is None else self._checked(Coreset(state["indices"], state["weights"]))
         self._coreset, self._memory = coreset, dict(state["memory"])
         self._epoch.load(state["epoch"], state["position"])

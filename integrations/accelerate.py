@@ -38,16 +38,23 @@ def start_of_pass(sampler: CoresetSampler, start: int) -> int:
 
 def select_everywhere(sampler: CoresetSampler) -> None:
     """With `dispatch_batches` only process 0 reads the sampler: all select when accelerate tells them the epoch."""
-    loader = _iterated_loader()
-    if not isinstance(loader, DataLoaderDispatcher) or world()[1] == 1:
-        return
-    if sampler._epoch.start:
+    if world()[1] > 1 and isinstance(_iterated_loader(), DataLoaderDispatcher):
+        sampler.select_if_due()
+
+
+def check_load(sampler: CoresetSampler, position: int) -> None:
+    """Refuses, in all processes, a state from the middle of an epoch where batches are dispatched to several."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "accelerate.accelerator":
+        frame = frame.f_back  # type: ignore[assignment]
+    loaders = [] if frame is None else getattr(frame.f_locals.get("self"), "_dataloaders", [])
+    dispatched = [loader for loader in loaders if isinstance(loader, DataLoaderDispatcher) and not loader.split_batches]
+    if position and world()[1] > 1 and any(loader.get_sampler() is sampler for loader in dispatched):
         raise RuntimeError(
-            f"the state was saved in the middle of epoch {sampler.epoch}. With dispatch_batches=True on several processes "
-            "accelerate does not skip the batches that were done. Save at the end of epochs, or use "
+            f"the state was saved in the middle of an epoch, {position} indices in. With dispatch_batches=True on several "
+            "processes skip_first_batches skips too few. Save at the end of epochs, or use "
             "DataLoaderConfiguration(dispatch_batches=False)."
         )
-    sampler.select_if_due()
 
 
 def _iterated_loader() -> Any:
