@@ -116,6 +116,13 @@ def timm(folder, workers, state=None):
     return plain(folder, workers, state, loader_of)
 
 
+def ray_train(folder, workers, state=None):
+    """Inside a worker of Ray Train, whose loader reads one batch ahead."""
+    from coreset_sampler.integrations.ray import prepare_data_loader
+
+    return plain(folder, workers, state, lambda data, **options: prepare_data_loader(DataLoader(data, **options)))
+
+
 def torchdata(folder, workers, state=None):
     """StatefulDataLoader, which needs no position."""
     from torchdata.stateful_dataloader import StatefulDataLoader
