@@ -42,7 +42,7 @@ def default_forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     else:
         if len(batch) > 2 and isinstance(labels, Tensor) and (labels.is_floating_point() or labels.ndim != 1):
             raise ValueError(
-                f"of a batch's {len(batch)} fields the first is taken for the inputs and the second for the labels, which has "
+                f"of a batch's {len(batch)} fields the first is taken for the inputs, the second for the labels, which has "
                 f"shape {tuple(labels.shape)} of {labels.dtype}: not one class an example. Pass labels= and forward= to say "
                 "which is which, such as forward=lambda model, batch: (model(batch[1]), batch[2])."
             )
