@@ -34,7 +34,12 @@ class Epoch:
     @property
     def position(self) -> int:
         """The indices yielded, of a pass that has not begun those that it will leave out."""
-        return self._end - length_hint(self._left) if self.begun else self.start
+        return self.yielded if self.begun else self.start
+
+    @property
+    def yielded(self) -> int:
+        """The indices that the last pass has come to, also when `set` has said since which is the next."""
+        return self._end - length_hint(self._left)
 
     def set(self, number: int) -> None:
         """Makes the next pass that of epoch `number`; a position that was loaded for this epoch is kept."""
@@ -100,7 +105,7 @@ class Pass(itertools.chain[int]):
         """What StatefulDataLoader saves: the epoch, and what was yielded of it."""
         if not self._begun:
             return {}
-        return {"epoch": self._sampler._epoch.number, "position": self._sampler._epoch.position}
+        return {"epoch": self._sampler._epoch.number, "position": self._sampler._epoch.yielded}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Makes this pass the rest of the one that was saved."""
