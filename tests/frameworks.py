@@ -81,10 +81,10 @@ def quiet_environment() -> dict[str, str]:
 
 
 @functools.cache
-def two_processes(script: str = "two_processes.py") -> list[dict[str, Any]]:
+def two_processes(script: str = "two_processes.py", *arguments: str) -> list[dict[str, Any]]:
     """What the script of that name notes down in each of two processes; it runs once a session."""
     with tempfile.TemporaryDirectory() as folder:
-        launch(TESTS / script, folder)
+        launch(TESTS / script, folder, *arguments)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 

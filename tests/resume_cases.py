@@ -1,7 +1,7 @@
 """Every framework's loop, run through and interrupted; what was trained on is noted in the training step.
 
 Labels carry the example's index (`10 * index + label`), so that it comes through workers, collators and prefetchers.
-Run by torchrun this notes the cases of two processes; `test_resume.py` runs those of one itself.
+Run by torchrun, with a folder and the number of workers, this notes the cases of two processes; `test_resume.py` runs those of one itself.
 """
 
 import copy
@@ -321,8 +321,9 @@ def cases(framework, workers):
 def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    all_of_them = [(framework, workers) for framework in (*FRAMEWORKS, accelerate_dispatched) for workers in (0, 2)]
-    found = {(framework.__name__, workers): cases(framework, workers) for framework, workers in all_of_them}
+    found = {
+        framework.__name__: cases(framework, int(sys.argv[2])) for framework in (*FRAMEWORKS, accelerate_dispatched)
+    }
     torch.save(found, Path(sys.argv[1]) / f"{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()

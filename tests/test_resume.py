@@ -35,19 +35,22 @@ def test_one_process_goes_on_with_the_batches_still_to_come(name, workers):
     check(name, found)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+ON_TWO = pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])  # half a minute each
+
+
+@ON_TWO
 @pytest.mark.parametrize("name", NAMES)
 def test_two_processes_go_on_with_the_batches_still_to_come(name, workers):
-    ranks = two_processes("resume_cases.py")
+    ranks = [rank[name] for rank in two_processes("resume_cases.py", str(workers))]
     for rank in ranks:
-        check(name, dict(rank[name, workers]))
-    first, second = (rank[name, workers]["straight"] for rank in ranks)
+        check(name, dict(rank))
+    first, second = (rank["straight"] for rank in ranks)
     assert first != second  # each its own share
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@ON_TWO
 def test_batches_that_accelerate_dispatches_resume_at_the_end_of_an_epoch_and_are_refused_in_the_middle(workers):
-    ranks = [rank["accelerate_dispatched", workers] for rank in two_processes("resume_cases.py")]
+    ranks = [rank["accelerate_dispatched"] for rank in two_processes("resume_cases.py", str(workers))]
     for rank in ranks:
         batches = len(rank["straight"]) // EPOCHS
         assert batches == SIZE // (2 * BATCH) + 1
