@@ -1,7 +1,8 @@
 """Every framework's loop, run through and interrupted; what was trained on is noted in the training step.
 
 Labels carry the example's index (`10 * index + label`), so that it comes through workers, collators and prefetchers.
-Run by torchrun, with a folder and the number of workers, this notes the cases of two processes; `test_resume.py` runs those of one itself.
+Run by torchrun, with a folder and the number of workers, this notes the cases of two processes; `test_resume.py` runs
+those of one itself.
 """
 
 import copy
