@@ -32,8 +32,22 @@ def default_forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     if isinstance(batch, Mapping):
         accepted = inspect.signature(model.forward).parameters
         any_name = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-        output = model(**{k: v for k, v in batch.items() if k not in LABEL_KEYS and (any_name or k in accepted)})
+        named = {k: v for k, v in batch.items() if k not in LABEL_KEYS and (any_name or k in accepted)}
+        try:
+            inspect.signature(model.forward).bind(**named)
+        except TypeError as error:
+            raise TypeError(
+                f"the model takes ({', '.join(accepted)}) and cannot be given {sorted(batch)} of a batch by name: {error}. "
+                'Pass forward= to say how, such as forward=lambda model, batch: (model(batch["image"]), batch["label"]).'
+            ) from error
+        output = model(**named)
     else:
+        if len(batch) > 2 and isinstance(labels, Tensor) and (labels.is_floating_point() or labels.ndim != 1):
+            raise ValueError(
+                f"of a batch's {len(batch)} fields the first is taken for the inputs, the second for the labels, which has "
+                f"shape {tuple(labels.shape)} of {labels.dtype}: not one class an example. Pass labels= and forward= to say "
+                "which is which, such as forward=lambda model, batch: (model(batch[1]), batch[2])."
+            )
         output = model(batch[0])
     return logits_of(output), labels
 

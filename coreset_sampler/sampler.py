@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from .arguments import check_strategy_kind, describe, length_of, size_of, whole_
 from .budget import Budget
 from .caller import Caller, find_caller
 from .coreset import Coreset, own_storage
+from .epoch import Epoch, Pass
 from .labels import check_labels, labels_of
 from .layers import unwrapped
 from .probe import Probe
@@ -79,7 +78,7 @@ class CoresetSampler(Sampler[int]):
         n = length_of(dataset)
         self.dataset, self.model = dataset, model
         self.size = size_of(n, fraction, size)
-        self.seed, self.epoch = whole_number("seed", seed, 0), 0
+        self.seed = whole_number("seed", seed, 0)
         self.strategy = strategies.stable() if strategy is None else strategy
         self.reselect_every = whole_number("reselect_every", reselect_every, 1)
         self._budget = Budget(max_overhead)
@@ -110,11 +109,7 @@ class CoresetSampler(Sampler[int]):
         self._coreset: Coreset | None = None
         self._selected_epoch = self._decided_epoch = -1
         self._memory: dict[str, Tensor] = {}
-        self._passing: tuple[int, Iterator[int]] = (0, iter(()))  # where the pass ends, and what is left of it
-        self._started = False  # whether an iteration has begun in this epoch
-        self._exhausted = False  # whether it has come to its end
-        self._resume_at = 0
-        self._loaded_epoch = 0  # no epoch before it may come right after a resume
+        self._epoch = Epoch()
         self._compared = False  # whether all processes are known to have the same settings
         self._said: set[str] = set()  # warnings that were given
         self._spent: dict[str, float] = dict.fromkeys(("selections", "put_off", "forward_examples"), 0)
@@ -124,6 +119,15 @@ class CoresetSampler(Sampler[int]):
     def max_overhead(self) -> float | None:
         """The share of the time that selection may take."""
         return self._budget.max_overhead
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose pass has begun, or that comes next: where a resumed loop starts."""
+        return self._epoch.number
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.set_epoch(epoch)
 
     @property
     def labels(self) -> Tensor:
@@ -159,23 +163,19 @@ class CoresetSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch the next iteration is; calling it more than once does no harm, nor does it after a resume."""
-        epoch = whole_number("epoch", epoch, 0)
-        if epoch < self._loaded_epoch:
-            raise ValueError(
-                f"epoch must be {self._loaded_epoch} or later, where the loaded state stands, got {epoch}: something counts "
-                "from 0 again. Start the loop at sampler.epoch, and call set_epoch on a loader that accelerate prepared."
-            )
-        if epoch != self.epoch or self._started:
-            self._resume_at = 0
-        self.epoch, self._started = epoch, False
+        self._epoch.set(whole_number("epoch", epoch, 0))
+        if "accelerate.data_loader" in sys.modules:
+            from .integrations import accelerate
+
+            accelerate.select_everywhere(self)
 
     def select(self) -> Coreset:
         """Selects now, for the epoch that comes next, whether it is due or not. The model comes back as it was."""
-        return self._select(self._next_epoch())
+        return self._select(self._epoch.coming)
 
     def select_if_due(self) -> Coreset:
         """Selects for the epoch that comes next if `reselect_every` and `max_overhead` say so."""
-        epoch = self._next_epoch()
+        epoch = self._epoch.coming
         self._compare_processes()
         if self._decided_epoch != epoch or self._coreset is None:
             if self._due(epoch):
@@ -185,53 +185,53 @@ class CoresetSampler(Sampler[int]):
         return self._coreset
 
     def __iter__(self) -> Iterator[int]:
-        return _Epoch.of(self)
+        return Pass.of(self)
 
-    @property
-    def _position(self) -> int:
-        end, left = self._passing
-        return end - length_hint(left)
-
-    def _pass(self, resume: tuple[int, int] | None) -> Iterator[Iterable[int]]:
-        caller = find_caller()
+    def _begin_pass(self, resume: tuple[int, int] | None) -> Iterable[int]:
+        """What is left of the pass that comes next, or of the one that `resume` says, `(epoch, position)`."""
+        caller, epoch = find_caller(), self._epoch
         self._check_caller(caller)
-        start = self._start_under(_accelerate_wrappers(), self._resume_at)
-        epoch, start = (self._next_epoch(), start) if resume is None else resume
-        self.epoch, self._started = epoch, False
+        start = self._start_of_pass()
+        epoch.number, start = (epoch.coming, start) if resume is None else resume
+        epoch.begun = False
         self.select_if_due()
-        self._started, self._exhausted, self._resume_at, self._loaded_epoch = True, False, 0, 0
         order, weights = self._order()
-        left = iter(order[start:])
-        self._passing = len(order), left  # a list's iterator knows what is left, so that nobody has to count
+        left = epoch.begin(order, start)
         self._budget.epoch_begins(caller.ahead)
-        yield left if weights is None else map(WeightedIndex, left, weights[start:])
-        self._exhausted = True
+        return left if weights is None else map(WeightedIndex, left, weights[start:])
+
+    def _end_pass(self) -> None:
+        self._epoch.ended = True
         self._budget.all_given_out()
 
-    def _start_under(self, wrappers: Mapping[str, Any], start: int) -> int:
-        """Where the pass begins. accelerate reads ahead, so under it that is 0, and it skips what was done itself."""
-        stateful = any(getattr(wrapper, "use_stateful_dataloader", False) for wrapper in wrappers.values())
-        if start and wrappers and not stateful and "SkipBatchSampler" not in wrappers:
-            raise RuntimeError(
-                f"the state was saved in the middle of epoch {self.epoch}, {start} indices in. accelerate reads ahead, so "
-                "where the loop stood is not known. Begin this epoch with accelerator.skip_first_batches(loader, batches "
-                "already done), or save at the end of epochs."
-            )
-        return 0 if wrappers else start
+    def _start_of_pass(self) -> int:
+        """Where the next pass begins; frameworks that read ahead or skip batches themselves are asked."""
+        start, self._epoch.loop_is_over = self._epoch.start, None
+        if "torchdata.stateful_dataloader" in sys.modules:
+            from .integrations import torchdata
+
+            torchdata.check_that_state_is_seen(self)
+        if "accelerate.data_loader" in sys.modules:
+            from .integrations import accelerate
+
+            start = accelerate.start_of_pass(self, start)
+        return start
 
     def state_dict(self, position: int | None = None) -> dict[str, Any]:
         """Everything needed to go on with exactly the indices that were still to come.
 
         A DataLoader with workers draws indices ahead of the loop: pass `position`, the examples that this epoch's loop
-        has consumed (batches times batch size), or use torchdata's StatefulDataLoader, which keeps count. `position=0`
-        is right for frameworks that skip batches themselves.
+        has consumed (batches times batch size), or use torchdata's StatefulDataLoader, which keeps count. Where all are
+        consumed, a partial last batch included, the state is the next epoch's beginning. `position=0` is right for
+        frameworks that skip batches themselves.
         """
-        finished = self._started and self._exhausted and position is None
-        ahead = self._resume_at if not self._started else self._position
+        if position is not None:
+            whole_number("position", position, 0)
+        epoch, position = self._epoch.saved(position, len(self))
         return {
             **self._settings(),
-            "epoch": self.epoch + 1 if finished else self.epoch,
-            "position": 0 if finished else ahead if position is None else position,
+            "epoch": epoch,
+            "position": position,
             "indices": None if self._coreset is None else self._coreset.indices,
             "weights": None if self._coreset is None else self._coreset.weights,
             "selected_epoch": self._selected_epoch,
@@ -263,13 +263,16 @@ class CoresetSampler(Sampler[int]):
         selected, decided = (whole_number(name, state[name], -1) for name in ("selected_epoch", "decided_epoch"))
         if position > len(self):
             raise ValueError(f"position must be between 0 and {len(self)}, got {position}")
+        if "accelerate.data_loader" in sys.modules:
+            from .integrations import accelerate
+
+            accelerate.check_load(self, position)
         # Nothing above has changed the sampler, nor can anything below fail.
         self._budget.load_state_dict(state["spent"])
         self._coreset, self._memory = coreset, {name: own_storage(value) for name, value in state["memory"].items()}
         self._spent, self._last = {name: state["spent"][name] for name in self._spent}, dict(state["last"])
-        self.epoch, self._started, self._compared = epoch, False, False
-        self._resume_at, self._loaded_epoch = position, epoch
-        self._passing = (position, iter(()))
+        self._epoch.load(epoch, position)
+        self._compared = False
         self._selected_epoch, self._decided_epoch = selected, decided
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
@@ -298,8 +301,6 @@ class CoresetSampler(Sampler[int]):
             self._label_hash = _short_hash(self.labels.numpy().tobytes())
         return self._label_hash
 
-    def _next_epoch(self) -> int:
-        return self.epoch + 1 if self._started else self.epoch
 
     def _due(self, epoch: int) -> bool:
         if self._coreset is None:
@@ -369,7 +370,7 @@ class CoresetSampler(Sampler[int]):
                     **self._settings(),
                     "max_overhead": self.max_overhead,
                     "model": f"{type(unwrapped(self.model)).__name__} {_short_hash(repr(shapes).encode())}",
-                    "epoch": self._next_epoch(),
+                    "epoch": self._epoch.coming,
                     "coreset": None if loaded is None else _short_hash(loaded),
                 }
             )
@@ -482,50 +483,12 @@ class DistributedCoresetSampler(CoresetSampler, DistributedSampler):
         if self.drop_last and self.size < self.num_replicas:
             raise ValueError(f"size={self.size} leaves nothing for {self.num_replicas} processes with drop_last")
 
-    def _start_under(self, wrappers: Mapping[str, Any], start: int) -> int:
-        if wrappers and self.num_replicas > 1:
-            raise TypeError(
-                "accelerate shares out what a sampler yields: the share of a DistributedCoresetSampler would be shared out "
-                "again and most of the coreset never be seen. Use CoresetSampler with accelerator.prepare."
-            )
-        return super()._start_under(wrappers, start)
-
     def _order(self) -> tuple[list[int], list[float] | None]:
         self._check_share()
         order, weights = super()._order()
         repeats = -(-self.total_size // len(order))
         mine = slice(self.rank, self.total_size, self.num_replicas)
         return (order * repeats)[mine], None if weights is None else (weights * repeats)[mine]
-
-
-class _Epoch(itertools.chain[int]):
-    """One pass. It begins at the first `next`: DataLoaders with workers call `iter` twice and use one of the two.
-
-    A chain of the one part that `_pass` gives, so that no Python runs for an index. torchdata's StatefulDataLoader saves
-    it beside the sampler, and so tells an epoch whose last batch was just handed out from one that is over.
-    """
-
-    _sampler: CoresetSampler
-    _begun: bool
-    _resume: tuple[int, int] | None
-
-    @classmethod
-    def of(cls, sampler: CoresetSampler) -> _Epoch:
-        def parts() -> Iterator[Iterable[int]]:
-            epoch._begun = True
-            yield from sampler._pass(epoch._resume)
-
-        epoch: _Epoch = cls.from_iterable(parts())  # type: ignore[assignment]
-        epoch._sampler, epoch._begun, epoch._resume = sampler, False, None
-        return epoch
-
-    def state_dict(self) -> dict[str, int]:
-        if not self._begun:
-            return {}
-        return {"epoch": self._sampler.epoch, "position": self._sampler._position}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._resume = (state["epoch"], state["position"]) if state else None
 
 
 def systematic_draw(coreset: Coreset, size: int, generator: torch.Generator) -> Tensor:
@@ -542,20 +505,6 @@ def systematic_draw(coreset: Coreset, size: int, generator: torch.Generator) -> 
     times = teeth.diff(prepend=teeth.new_zeros(1))
     drawn = coreset.indices[shuffled].repeat_interleave(times, output_size=size)
     return drawn[torch.randperm(size, generator=generator)]
-
-
-def _accelerate_wrappers() -> dict[str, Any]:
-    """What accelerate has put around the sampler that is asked for indices now, by class name.
-
-    It wraps loaders without a word to the sampler, so the only way to know is to look who is asking; once an epoch.
-    """
-    wrappers: dict[str, Any] = {}
-    frame = sys._getframe(1) if "accelerate.data_loader" in sys.modules else None
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "accelerate.data_loader" and "self" in frame.f_locals:
-            wrappers[type(frame.f_locals["self"]).__name__] = frame.f_locals["self"]
-        frame = frame.f_back
-    return wrappers
 
 
 def _short_hash(data: bytes) -> str:

@@ -34,11 +34,13 @@ class CoresetTrainerMixin(_Trainer):
     `coreset` holds settings of `CoresetSampler`. What the training arguments say already is taken from them: the seed,
     the workers, the progress bar; the collator is the trainer's. The sampler in use is `trainer.coreset_sampler`, its
     figures are in the logs as `coreset_...`, its state is in every checkpoint, and resuming from any of them gives the
-    batches that were still to come. With `weights="loss"` the loss is each example's cross-entropy times its weight.
+    batches that were still to come. With `weights="loss"` the loss is each example's cross-entropy times its weight; a
+    `compute_loss` of one's own may change it, but has to call `super().compute_loss`.
     """
 
     coreset_sampler: CoresetSampler | None = None
     _batch_weight: Tensor | None = None
+    _weighed = False  # whether the weights of the batch were used
 
     def __init__(self, *args: Any, coreset: Mapping[str, Any], **settings: Any) -> None:
         self.coreset = _checked(coreset)
@@ -92,23 +94,40 @@ class CoresetTrainerMixin(_Trainer):
         own = sampler is not None and getattr(dataloader, "dataset", None) is sampler.dataset
         return len(sampler) if own and sampler is not None else super().num_examples(dataloader)
 
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **settings: Any) -> Tensor:
+        """The trainer's step; with `weights="loss"` it is an error if the weights had no part in the loss."""
+        if self.coreset.get("weights") != "loss":
+            return super().training_step(model, inputs, *args, **settings)
+        inputs = dict(inputs)
+        self._batch_weight, self._weighed = inputs.pop("weight", None), False
+        if self._batch_weight is None:
+            raise ValueError(
+                'coreset=dict(weights="loss"), but the batch has no "weight" entry: the data collator drops it. Let '
+                'data_collator keep the entry "weight" of the examples, or use weights="draw", which needs none.'
+            )
+        try:
+            loss = super().training_step(model, inputs, *args, **settings)
+        finally:
+            self._batch_weight = None  # evaluation is not weighted
+        if not self._weighed:
+            raise TypeError(
+                f'coreset=dict(weights="loss"), but compute_loss of {type(self).__name__} leaves the weights out: it never '
+                "comes to Trainer.compute_loss, which multiplies them into the loss. Let it call super().compute_loss, or "
+                'use weights="draw", which draws in proportion to the weights and needs no change to the loss.'
+            )
+        return loss
+
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **settings: Any) -> Any:
         """The trainer's loss; with `weights="loss"` each example's part times its weight."""
-        if self.coreset.get("weights") == "loss":
-            inputs = dict(inputs)
-            self._batch_weight = inputs.pop("weight", None)
-            if model.training and self._batch_weight is None:
-                raise ValueError(
-                    'coreset=dict(weights="loss"), but the batch has no "weight" entry: the data collator drops it. Let '
-                    'data_collator keep the entry "weight" of the examples, or use weights="draw", which needs none.'
-                )
-        return super().compute_loss(model, inputs, *args, **settings)
+        own = {name: value for name, value in inputs.items() if name != "weight"}  # of a train set that is evaluated
+        return super().compute_loss(model, own if self.coreset.get("weights") == "loss" else inputs, *args, **settings)
 
     def _weighted_loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         logits, smoothing = logits_of(outputs), self.args.label_smoothing_factor
         losses = functional.cross_entropy(logits, labels.view(-1), reduction="none", label_smoothing=smoothing)
+        self._weighed = True
         if self._batch_weight is not None:
-            losses = losses * self._batch_weight.to(losses.dtype)
+            losses = losses * self._batch_weight.to(losses)
         return losses.mean() if num_items_in_batch is None else losses.sum() / num_items_in_batch
 
     def log(self, logs: dict[str, float], *args: Any, **settings: Any) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import Callback
+from torch import Tensor, nn
 
+from ..probe import default_forward
 from ..sampler import CoresetSampler, DistributedCoresetSampler
+from ..types import Forward
 
 __all__ = ["CoresetCallback"]
 
@@ -14,8 +18,10 @@ __all__ = ["CoresetCallback"]
 class CoresetCallback(Callback):
     """Keeps a sampler in step with a Lightning `Trainer`, also over checkpoints and resume.
 
-    Selection happens at the start of the epochs where it is due, in all processes; its figures are logged as
-    `coreset/...`. Lightning shares out what a `CoresetSampler` yields and leaves a `DistributedCoresetSampler` alone:
+    Selection happens at the start of the epochs where it is due, in all processes, in the trainer's precision; its
+    figures are logged as `coreset/...`.
+
+    Lightning shares out what a `CoresetSampler` yields and leaves a `DistributedCoresetSampler` alone:
     with several processes take the latter, which resumes exactly from the middle of an epoch too.
 
     Example:
@@ -27,30 +33,52 @@ class CoresetCallback(Callback):
             raise TypeError(f"sampler must be a CoresetSampler, got {type(sampler).__name__}")
         self.sampler = sampler
         self._trainer: Any = None
+        self._own_forward = sampler.forward
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Notes the trainer, whose progress goes into the state."""
+        """Notes the trainer, whose progress goes into the state and whose precision selection runs in."""
         self._trainer = trainer
+        run = self._own_forward or default_forward
+        self.sampler.forward = partial(_in_precision_of, trainer.precision_plugin, run)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Gives the sampler its own `forward` back."""
+        self.sampler.forward = self._own_forward
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The same where training ends with an error."""
+        self.sampler.forward = self._own_forward
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuses loaders that the sampler is not part of."""
-        self._batch_size()
+        """Refuses loaders that the sampler is not part of, and those that begin it several times an epoch."""
+        loader = self._loader()
+        if len(loader) < trainer.num_training_batches:
+            raise ValueError(
+                f"the coreset's loader has {len(loader)} batches and the epoch {trainer.num_training_batches}, those of "
+                "another loader: it would be begun again within the epoch, each time with a selection, and could not be "
+                'resumed. Pass CombinedLoader(loaders, "min_size"), or a size= that makes the coreset\'s loader the longest.'
+            )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Selects if it is due and logs what selection has cost."""
         if self.sampler.epoch != trainer.current_epoch:
             self.sampler.set_epoch(trainer.current_epoch)
-        with trainer.precision_plugin.forward_context():
-            self.sampler.select_if_due()
+        self.sampler.select_if_due()
         figures = {f"coreset/{name}": float(value) for name, value in self.sampler.stats.items()}
         pl_module.log_dict(figures, on_step=False, on_epoch=True, rank_zero_only=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's state, at the batch that the loop has come to: workers are ahead of it."""
+        """The sampler's state, at the batch that the loop has come to: workers are ahead of it.
+
+        After the last batch of an epoch, also of one cut short by `limit_train_batches`, the next epoch's beginning.
+        """
         trainer = self._trainer
+        if trainer.fit_loop._combined_loader is None:
+            return self.sampler.state_dict(position=0)
         done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
-        within = trainer.fit_loop._combined_loader is not None and done < trainer.num_training_batches
-        return self.sampler.state_dict(position=done * self._batch_size() if within else 0)
+        if done >= trainer.num_training_batches:
+            return self.sampler.state_dict(position=len(self.sampler))
+        return self.sampler.state_dict(position=done * _batch_size(self._loader()))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the state up again; Lightning itself does not skip batches that were done."""
@@ -62,16 +90,31 @@ class CoresetCallback(Callback):
             )
         self.sampler.load_state_dict(state_dict)
 
-    def _batch_size(self) -> int:
-        """Of the loader that draws from this sampler."""
-        loaders = self._trainer.fit_loop._combined_loader.flattened
-        for loader in loaders:
+    def _loader(self) -> Any:
+        """The one that draws from this sampler."""
+        for loader in self._trainer.fit_loop._combined_loader.flattened:
             batches = getattr(loader, "batch_sampler", None)
             samplers = [getattr(loader, "sampler", None), getattr(batches, "sampler", None)]
             samplers += [getattr(getattr(found, "dataset", None), "_sampler", None) for found in samplers]
             if any(found is self.sampler for found in samplers):
-                return int(getattr(batches, "batch_size", None) or loader.batch_size or 1)
+                return loader
+        if self._trainer.overfit_batches:
+            raise ValueError(
+                f"overfit_batches={self._trainer.overfit_batches} puts a sequential sampler of Lightning's in the place of "
+                "the coreset's, so training would not be on its coreset. Leave overfit_batches out; to train on a few "
+                "batches set size= of the sampler and reselect_every= beyond the number of epochs."
+            )
         raise ValueError(
             "no training loader draws from the sampler that CoresetCallback was given, so training would not be on its "
             "coreset. Pass the same object: DataLoader(train_set, batch_size=..., sampler=sampler)."
         )
+
+
+def _batch_size(loader: Any) -> int:
+    return int(getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size or 1)
+
+
+def _in_precision_of(plugin: Any, run: Forward, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Runs the model as Lightning's training step does: with the batch's floats, and under autocast, as the plugin says."""
+    with plugin.forward_context():
+        return run(model, plugin.convert_input(batch))

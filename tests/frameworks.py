@@ -65,21 +65,10 @@ def epochs_of(indices: list[int], epochs: int) -> list[list[int]]:
     return [indices[i * length : (i + 1) * length] for i in range(epochs)]
 
 
-def launch(script: Path, *arguments: str, with_accelerate: bool = False) -> str:
+def launch(script: Path, *arguments: str) -> str:
     """Runs a script in two processes and gives what they print; an error shows what they said."""
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    own = [
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-    ]
-    own += ["--dynamo_backend", "no", "--num_cpu_threads_per_process", "1", "--main_process_port", "0"]
-    command = [sys.executable, "-m", *(own if with_accelerate else torchrun), str(script), *arguments]
+    command = [sys.executable, "-m", *torchrun, str(script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=quiet_environment())
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
@@ -92,10 +81,10 @@ def quiet_environment() -> dict[str, str]:
 
 
 @functools.cache
-def two_processes(script: str = "two_processes.py") -> list[dict[str, Any]]:
+def two_processes(script: str = "two_processes.py", *arguments: str) -> list[dict[str, Any]]:
     """What the script of that name notes down in each of two processes; it runs once a session."""
     with tempfile.TemporaryDirectory() as folder:
-        launch(TESTS / script, folder)
+        launch(TESTS / script, folder, *arguments)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 

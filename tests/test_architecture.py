@@ -12,6 +12,7 @@ FLOORS = [
     {
         "_version",
         "coreset",
+        "epoch",
         "ranks",
         "layers",
         "replay",

@@ -169,6 +169,45 @@ def test_a_collator_that_drops_the_weight_is_an_error(tmp_path):
         trainer.train()
 
 
+class OwnLoss(Noting):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        loss = nn.functional.cross_entropy(model(**inputs).logits, labels)
+        return (loss, None) if return_outputs else loss
+
+
+class CallsSuper(Noting):
+    def compute_loss(self, *args, **more):
+        return 2 * super().compute_loss(*args, **more)
+
+
+class MyTrainer(Trainer):
+    compute_loss = OwnLoss.compute_loss
+
+
+class Mixed(CoresetTrainerMixin, MyTrainer):
+    pass
+
+
+@pytest.mark.parametrize("cls", [OwnLoss, Mixed])
+def test_a_compute_loss_that_leaves_the_weights_out_is_an_error_before_the_first_update(tmp_path, cls):
+    trainer = trainer_of(
+        tmp_path, {**SMALL, "weights": "loss"}, cls=cls, save_strategy="no", remove_unused_columns=True
+    )
+    with pytest.raises(TypeError, match="leaves the weights out"):
+        trainer.train()
+    for one, other in zip(trainer.model.parameters(), tiny_bert().parameters(), strict=True):
+        assert torch.equal(one, other)
+    trainer_of(tmp_path, cls=cls, save_strategy="no", max_steps=1).train()  # drawn in proportion it may
+
+
+def test_a_compute_loss_that_calls_super_is_weighted(tmp_path):
+    coreset = dict(size=16, strategy=lopsided, weights="loss", seed=0)
+    trainer = trainer_of(tmp_path, coreset, cls=CallsSuper, save_strategy="no", max_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(())

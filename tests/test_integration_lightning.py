@@ -91,6 +91,77 @@ def test_a_callback_for_another_sampler_than_the_loader_s_is_refused(tmp_path):
         CoresetCallback(DataLoader(data))
 
 
+class Small(L.LightningModule):
+    """Notes at each forward of a selection its precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.LayerNorm(16), nn.Linear(16, 10))
+        self.noted = []
+
+    def forward(self, x):
+        if not self.training:
+            self.noted.append((x.dtype, torch.is_autocast_enabled("cpu")))
+        return self.net(x)
+
+    def training_step(self, batch, _):
+        batch = batch["coreset"] if isinstance(batch, dict) else batch
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def fit_small(loaders=lambda loader: loader, workers=0, **options):
+    module, data = Small(), Noted()
+    sampler = CoresetSampler(data, module, **settings())
+    quiet = dict(enable_progress_bar=False, enable_model_summary=False, logger=False, enable_checkpointing=False)
+    trainer = L.Trainer(**dict(max_epochs=1, accelerator="cpu", callbacks=[CoresetCallback(sampler)]) | quiet | options)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.fit(module, loaders(DataLoader(data, batch_size=9, sampler=sampler, num_workers=workers)))
+    finally:
+        assert sampler.forward is None  # as it was
+    return module, sampler
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("precision", "dtype", "autocast"),
+    [
+        ("bf16-true", torch.bfloat16, False),
+        ("16-true", torch.float16, False),
+        ("64-true", torch.float64, False),
+        ("bf16-mixed", torch.float32, True),
+    ],
+)
+def test_selection_runs_in_the_precision_of_training(precision, dtype, autocast, workers):
+    default = torch.get_default_dtype()
+    module, sampler = fit_small(precision=precision, workers=workers)
+    assert set(module.noted) == {(dtype, autocast)}
+    assert sampler.stats["selections"] == 1
+    assert torch.get_default_dtype() is default
+
+
+def test_loaders_that_would_begin_the_sampler_several_times_an_epoch_are_refused():
+    def beside(mode):
+        others = DataLoader(torch.arange(300.0), batch_size=10)
+        return lambda loader: L.pytorch.utilities.CombinedLoader({"coreset": loader, "others": others}, mode)
+
+    with pytest.raises(ValueError, match="min_size"):
+        fit_small(beside("max_size_cycle"))
+    with pytest.raises(ValueError, match="min_size"):
+        fit_small(beside("max_size"))
+    _, sampler = fit_small(beside("min_size"), max_epochs=3)
+    assert sampler.stats["selections"] == 3
+
+
+def test_overfit_batches_is_refused_by_name():
+    with pytest.raises(ValueError, match="overfit_batches=2"):
+        fit_small(overfit_batches=2)
+
+
 def test_two_processes_agree_share_out_once_and_resume_exactly():
     ranks = [rank["lightning"] for rank in two_processes()]
     for name in ("straight", "shared_out"):

@@ -2,9 +2,10 @@
 
 import pytest
 from frameworks import SIZE, Noted, first_coreset, network, settings
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
+torchdata_sampler = pytest.importorskip("torchdata.stateful_dataloader.sampler")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 from coreset_sampler import CoresetSampler, DistributedCoresetSampler  # noqa: E402
@@ -100,3 +101,22 @@ def test_accelerate_with_stateful_loaders_resumes_by_itself(tmp_path):
     accelerator, loader = prepared()
     accelerator.load_state(tmp_path / "state")
     assert seen(loader) == whole[4:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_without_a_state_is_refused_and_torchdata_s_own_resumes(workers):
+    def loader(cls):
+        sampler, _ = loader_of()
+        batches = cls(sampler, batch_size=8, drop_last=False)
+        return stateful.StatefulDataLoader(sampler.dataset, batch_sampler=batches, num_workers=workers)
+
+    with pytest.raises(TypeError, match=r"Pass sampler= and batch_size= to StatefulDataLoader"):
+        seen(loader(BatchSampler))
+    own = torchdata_sampler.BatchSampler
+    straight, interrupted, resumed = loader(own), loader(own), loader(own)
+    epochs = [seen(straight), seen(straight)]
+    seen(interrupted), seen(interrupted, 2)
+    resumed.load_state_dict(interrupted.state_dict())
+    assert seen(resumed) == epochs[1][2:]
+    sampler = interrupted.batch_sampler.sampler
+    assert sum(map(len, seen(DataLoader(sampler.dataset, batch_sampler=BatchSampler(sampler, 8, False))))) == SIZE

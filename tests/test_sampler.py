@@ -192,6 +192,18 @@ def test_a_loop_with_workers_says_how_far_it_has_come():
     assert list(second) == expected[32:]
 
 
+def test_a_position_after_the_last_batch_is_the_next_epoch_and_below_0_an_error():
+    whole, first, second = sampler_of(), sampler_of(), sampler_of()
+    expected = [list(whole) for _ in range(2)]
+    for batch, _ in enumerate(DataLoader(first.dataset, batch_size=16, sampler=first, num_workers=2), 1):
+        state = first.state_dict(position=batch * 16)  # 96 after the last, partial one
+    second.load_state_dict(state)
+    assert second.epoch == 1
+    assert list(second) == expected[1]
+    with pytest.raises(ValueError, match="position"):
+        first.state_dict(position=-1)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop_after", [1, 4, 6, None])
 def test_stateful_data_loader_resumes_exactly(workers, stop_after):
