@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
-from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, strategies
+from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, Weighted, strategies
 from coreset_sampler.testing import inject_label_noise
 from coreset_sampler.types import Strategy
 
@@ -58,13 +58,10 @@ class Contestant:
 
 
 class Images(Dataset):
-    """Images `(n, h, w, channels)` in memory as bytes; a batch is fetched, moved about and normalised in one go.
-
-    With `weighted` a batch ends in the weights of its examples.
-    """
+    """Images `(n, h, w, channels)` in memory as bytes; a batch is fetched, moved about and normalised in one go."""
 
     def __init__(self, pixels: Tensor, labels: Tensor, setting: ImageSetting, *, shift: int | None = None) -> None:
-        self.pixels, self.labels, self.shift, self.weighted = pixels, labels, shift, False
+        self.pixels, self.labels, self.shift = pixels, labels, shift
         self.mean, self.std = 255 * setting.mean, 255 * setting.std
         if shift:
             self.pixels = pad(pixels, (0, 0, shift, shift, shift, shift))
@@ -72,7 +69,7 @@ class Images(Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, at: list[int]) -> tuple[Tensor, ...]:
+    def __getitems__(self, at: list[int]) -> tuple[Tensor, Tensor]:
         x = self.pixels[at]
         if self.shift is not None:
             side = x.shape[1] - 2 * self.shift
@@ -80,8 +77,14 @@ class Images(Dataset):
             x = x.unfold(1, side, 1).unfold(2, side, 1)[torch.arange(len(at)), top, left].permute(0, 2, 3, 1)
             x = torch.where(torch.rand(len(at), 1, 1, 1) < 0.5, x.flip(2), x)
         x = x.float().sub_(self.mean).div_(self.std)
-        weights = [torch.tensor([i.weight for i in at])] if self.weighted else []
-        return x.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last), self.labels[at], *weights
+        return x.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last), self.labels[at]
+
+
+class WeightedImages(Weighted):
+    """Images whose batches end in the weights of their examples."""
+
+    def __getitems__(self, at: list[int]) -> Any:
+        return *self.dataset.__getitems__([int(i) for i in at]), torch.tensor([i.weight for i in at])
 
 
 def as_it_is(batch: Any) -> Any:
@@ -119,8 +122,9 @@ def train(name: str, job: Row, args: argparse.Namespace, setting: ImageSetting, 
     rank, world = (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
     pixels, labels, held_out = data_of(job, args, setting)
     noisy = inject_label_noise(labels, job["noise"], seed=seed)
-    train_set = Images(pixels, noisy, setting, shift=setting.shift)
-    train_set.weighted = contestant.weights == "loss"
+    train_set: Dataset = Images(pixels, noisy, setting, shift=setting.shift)
+    if contestant.weights == "loss":
+        train_set = WeightedImages(train_set)
     torch.manual_seed(seed)
     model = setting.network().to(device, memory_format=torch.channels_last)
     parallel = nn.parallel.DistributedDataParallel(model) if world > 1 else model

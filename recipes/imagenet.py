@@ -20,7 +20,7 @@ import argparse
 import math
 import os
 
-import timm
+import timm.optim
 import torch
 from datasets import load_dataset
 from timm.data import create_transform, resolve_model_data_config
