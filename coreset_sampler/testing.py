@@ -1,9 +1,9 @@
-"""For people's own strategies: does it behave?"""
+"""For people's own strategies: does it behave? And labels made wrong on purpose, to see whether it finds them."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from .coreset import Coreset
@@ -36,6 +36,26 @@ def check_strategy(strategy: Strategy) -> None:
         after = sampler.model.state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before), f"the model was changed {where}"
         assert torch.equal(labels, sampler.labels), f"view.labels was changed {where}"
+
+
+def inject_label_noise(labels: Tensor, share: float, *, seed: int, num_classes: int | None = None) -> Tensor:
+    """A copy in which `floor(share * n)` labels are replaced, each by one of the other classes at random.
+
+    Args:
+        labels: the right ones, `(n,)`, integers from 0.
+        share: of them that become wrong, in [0, 1].
+        seed: of the choice; the same seed gives the same labels.
+        num_classes: if not the largest label plus one.
+    """
+    num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be in [0, 1], got {share}. For 30 % of wrong labels pass 0.3.")
+    if share and num_classes < 2:
+        raise ValueError(f"num_classes must be at least 2, so that there is another label to put, got {num_classes}")
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(labels), generator=generator)[: int(share * len(labels))]
+    offsets = torch.randint(1, max(num_classes, 2), (len(chosen),), generator=generator)
+    return labels.scatter(0, chosen, (labels[chosen] + offsets) % num_classes)
 
 
 def _small_problem(strategy: Strategy, n: int, classes: int, size: int) -> CoresetSampler:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,6 @@ from coreset_sampler.distill.claim import claimed
 from coreset_sampler.distill.film import draw_film
 from coreset_sampler.distill.presets import METHODS, Preset, cpu
 from coreset_sampler.distill.run import as_coreset, checkpoint_beside, run, saver, settings_of, start
-from coreset_sampler.experiments import spread
 from coreset_sampler.image_data import ImageData, open_images
 from coreset_sampler.inference.last_layer import features_of
 from coreset_sampler.inference.predict import Inference, by_hmc, by_last_layer, by_sgd
@@ -251,6 +251,10 @@ def report(
         ]
         lines.append("| " + " | ".join(map(str, cells)) + f" | {coreset.provenance['cpu_minutes']:.1f} |")
     path.write_text("\n".join([*head, *lines]) + "\n")
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.fmean(values):.3f} ± {statistics.stdev(values) if len(values) > 1 else 0.0:.3f}"
 
 
 if __name__ == "__main__":

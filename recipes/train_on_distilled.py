@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
+from statistics import fmean, stdev
 
 import numpy as np
 import timm
@@ -27,7 +27,7 @@ from coreset_sampler.integrations.timm import for_timm
 from torch.utils.data import DataLoader
 
 from coreset_sampler import Raw, SyntheticCoreset, load_coreset
-from coreset_sampler.experiments import spread
+from coreset_sampler.image_data import open_images
 
 SIZE, BATCH_SIZE = 32, 25
 STEPS = {"timm": 200, "huggingface": 1000}  # a transformer from scratch takes longer to fit
@@ -37,14 +37,15 @@ LEARNING_RATE = {"timm": 2e-3, "huggingface": 1e-3}
 def test_images(data: str | None) -> SyntheticCoreset:
     """The test images in the same clothes as a coreset, so that they take the same way to the model."""
     if data is None:
-        from coreset_sampler.zoo.make import digits
-
-        pixels, labels = digits().test
+        pixels, labels = open_images("digits").test
     else:
         from datasets import load_dataset
 
-        rows = load_dataset(data, split="test")
-        column = next(name for name in ("img", "image") if name in rows.column_names)
+        try:
+            rows = load_dataset(data, split="test")
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"--data {data} has no split test to read: {error}".splitlines()[0]) from None
+        column = "img" if "img" in rows.column_names else "image"
         images = np.stack([np.atleast_3d(np.asarray(image)) for image in rows[column]])
         pixels, labels = torch.from_numpy(images).permute(0, 3, 1, 2), torch.tensor(rows["label"][:])
     return SyntheticCoreset(pixels.float() / 255, labels, preprocessing=Raw())
@@ -113,9 +114,7 @@ def main() -> None:
     parser.add_argument("--data", help="for its test split; needed unless the coreset is one of digits")
     parser.add_argument("--timm", default="resnet10t", help="of timm.list_models() (default: %(default)s)")
     parser.add_argument("--pretrained", action="store_true", help="start the timm model from its weights")
-    parser.add_argument(
-        "--huggingface", help="folder or hub id of an image classifier; default: a small ViT from scratch"
-    )
+    parser.add_argument("--huggingface", help="folder or hub id of an image classifier; default: a small ViT")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU (default: %(default)s)")
     args = parser.parse_args()
@@ -132,9 +131,9 @@ def main() -> None:
         ),
     }
     for name, accuracy in contestants.items():
-        began, found = time.perf_counter(), [accuracy(seed) for seed in range(args.seeds)]
-        seconds = (time.perf_counter() - began) / len(found)
-        print(f"{name}: accuracy {spread(found)} (n = {len(found)}), {seconds:.0f} s a run")
+        found = [accuracy(seed) for seed in range(args.seeds)]
+        deviation = stdev(found) if len(found) > 1 else 0.0
+        print(f"{name}: accuracy {fmean(found):.3f} ± {deviation:.3f} (n = {len(found)})")
 
 
 if __name__ == "__main__":

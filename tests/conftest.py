@@ -5,6 +5,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests find scenarios.py
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # as it is for a script that is started there
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,6 @@ FLOORS = [
         "image_data",
         "metrics",
         "corruptions",
-        "experiments",
     },
     {"posterior", "probe", "facility_location", "_greedy", "_greedy_torch", "coreset_file"},
     {"strategies", "synthetic", "inference"},

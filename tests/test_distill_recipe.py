@@ -12,6 +12,7 @@ pytest.importorskip("sklearn")
 RECIPE = Path(__file__).parent.parent / "recipes" / "distill.py"
 
 
+@pytest.mark.recipe
 def test_the_recipe_makes_judges_and_tabulates_and_does_nothing_twice(tmp_path, monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location("recipe_distill", RECIPE)
     recipe = importlib.util.module_from_spec(spec)

@@ -1,34 +1,15 @@
+"""The benchmarks' harness: runs that survive a kill, tables, time to accuracy."""
+
 import json
 import os
 
 import pytest
 import torch
+from harness import curves, grouped, mean_of, rows_of, run_all, spread
+from oracle import oracle
+from time_to_accuracy import seconds_to, time_to_accuracy
 
 from coreset_sampler import CoresetSampler
-from coreset_sampler.experiments import curves, grouped, mean_of, oracle, rows_of, run_all, spread, with_wrong_labels
-from coreset_sampler.picture import seconds_to, time_to_accuracy
-
-
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_exactly_the_share_of_labels_is_wrong_and_each_other_class_is_as_likely(share):
-    labels = torch.arange(9_000) % 3
-    wrong = with_wrong_labels(labels, share, seed=1)
-    assert int((wrong != labels).sum()) == int(share * 9_000)
-    assert wrong.dtype == labels.dtype
-    offsets = torch.bincount((wrong - labels) % 3, minlength=3)[1:].double()
-    assert float((offsets - offsets.mean()).abs().max()) < 4 * (offsets.sum().item() / 4) ** 0.5 + 1e-9
-    assert torch.equal(wrong, with_wrong_labels(labels, share, seed=1))
-
-
-def test_labels_of_a_class_that_is_absent_may_be_put():
-    wrong = with_wrong_labels(torch.zeros(300, dtype=torch.int64), 0.5, seed=0, classes=4)
-    assert wrong.unique().tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(("share", "classes", "message"), [(30, None, "pass 0.3"), (0.5, 1, "at least 2")])
-def test_a_share_or_number_of_classes_that_makes_no_sense_is_refused(share, classes, message):
-    with pytest.raises(ValueError, match=message):
-        with_wrong_labels(torch.zeros(10, dtype=torch.int64), share, seed=0, classes=classes)
 
 
 def test_the_oracle_draws_every_right_label_alike_and_no_wrong_one():

@@ -1,7 +1,7 @@
 """How well a coreset's loss follows the loss of all the data around the current weights: stable, CREST, uniform.
 
-    python recipes/landscape.py                          # scikit-learn's digits, half a minute
-    python recipes/landscape.py --data DIR --n 3000      # Fashion-MNIST, CIFAR-10: a folder or hub id of images
+    python benchmarks/landscape.py                          # scikit-learn's digits, half a minute
+    python benchmarks/landscape.py --data DIR --n 3000      # Fashion-MNIST, CIFAR-10: a folder or hub id of images
 
 A small BatchNorm network trains on all examples; after --epochs of it each contestant selects a tenth of them, and what
 the weighted tenth says is compared with what all of them say, for the network in eval mode:
@@ -39,6 +39,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from harness import spread
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -46,7 +47,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from coreset_sampler import Coreset, CoresetSampler, SphericalGaussian, strategies
-from coreset_sampler.experiments import spread
 
 FRACTION, SCALE, BATCH_SIZE, LEARNING_RATE = 0.1, 0.1, 64, 0.05
 POOLS = dict(pool_size=200, keep=20)

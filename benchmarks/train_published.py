@@ -1,6 +1,6 @@
 """A published condensed CIFAR-10 set trains a ConvNet to the accuracy that its makers recorded.
 
-    python recipes/train_published.py res_DC_CIFAR10_ConvNet_10ipc.pt --data data/cifar10
+    python benchmarks/train_published.py res_DC_CIFAR10_ConvNet_10ipc.pt --data data/cifar10
 
 `--data` is a folder that `datasets.load_dataset` opens, with columns img and label. Network and schedule are
 those of gradient matching (Zhao et al. 2021): 3 blocks of convolution, instance norm, relu, average pooling,
@@ -12,17 +12,19 @@ makers recorded 0.422 +- 0.005 (n=10): 0.4 points apart. 7 to 18 minutes a seed 
 The set of 1 image per class: 0.273 +- 0.006 (n=3), recorded 0.265 +- 0.007 (n=10).
 """
 
+from __future__ import annotations
+
 import argparse
 import time
 
 import datasets
 import numpy as np
 import torch
+from harness import spread
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from coreset_sampler import SyntheticCoreset, read_published
-from coreset_sampler.experiments import spread
 
 EPOCHS = 300
 WIDTH = 128

@@ -1,0 +1,158 @@
+"""CIFAR-10 with wrong labels: 10 % of the data an epoch, chosen by uniform, CREST or stable sampling, or all of it.
+
+    python benchmarks/cifar10.py run --data DIR --strategy stable --noise 0.5            # ResNet-20, the paper's schedule
+    torchrun --nproc-per-node 4 benchmarks/cifar10.py run --data DIR --strategy stable   # the same on four GPUs
+    python benchmarks/cifar10.py tune --data DIR --setting cpu       # every contestant, the same trials, on validation data
+    python benchmarks/cifar10.py table --data DIR --setting cpu      # the tuned contestants on the test set, n = 3
+    python benchmarks/cifar10.py time --data DIR --setting cpu       # accuracy against time, as ratios and a picture
+    python benchmarks/cifar10.py ablation --data DIR --setting cpu   # one thing of stable changed at a time
+
+DIR is a folder or a hub id (uoft-cs/cifar10) that `datasets.load_dataset` opens. A share of the training labels is replaced
+by another class at random, once; validation (5,000 images cut from the training set) and test labels stay clean. The
+contestants differ in the sampler alone; `believed` is random but for labels that the model does not believe.
+
+Measured (`table --setting cpu --clock cpu`: 10,000 images, 10 passes, a net of three convolutions; all test images, n = 3,
+mean ± standard deviation; two rates tried for each on validation images):
+
+    noise   uniform         CREST           stable          believed        full, as many   selection: CREST, stable, bel.
+    0       0.649 ± 0.006   0.617 ± 0.003   0.622 ± 0.003   0.645 ± 0.002   0.648 ± 0.006   24 %, 28 %, 17 %
+    0.3     0.580 ± 0.007   0.601 ± 0.004   0.600 ± 0.001   0.594 ± 0.005   0.581 ± 0.007
+    0.5     0.515 ± 0.008   0.541 ± 0.006   0.537 ± 0.002   0.536 ± 0.007   0.513 ± 0.004
+
+So with wrong labels stable is 2.0 and 2.2 points over uniform sampling, level with CREST, and on clean data 2.7 behind;
+believed gains 1.4 and 2.1 and is level on clean data. Why, and time to accuracy, is in recipes/README.md. The paper's
+setting was not run: it takes a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import torch
+from harness import Row, Study, main
+from image_training import Contestant, ImageSetting, more_options, train
+from oracle import oracle
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from coreset_sampler import Coreset, SphericalGaussian, strategies
+from coreset_sampler.types import Strategy, View
+
+
+class Block(nn.Module):
+    """Two convolutions and a way around them, without parameters (He et al. 2016, option A)."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.stride, self.more = width // inputs, width - inputs
+        self.conv1 = nn.Conv2d(inputs, width, 3, self.stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(b, inputs, h, w)` to `(b, width, h / stride, w / stride)`."""
+        around = pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.more // 2, self.more - self.more // 2))
+        return torch.relu(around + self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x))))))
+
+
+def resnet20() -> nn.Module:
+    """269,722 parameters."""
+    stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    widths = [16] * 4 + [32] * 3 + [64] * 3
+    blocks = [Block(before, width) for before, width in pairwise(widths)]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+def small() -> nn.Module:
+    """Three convolutions with BatchNorm that shrink the image early: about 3,000 training images a second on one core."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 24, 4, 2, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU(inplace=True)]
+    for inputs, width in ((24, 48), (48, 96)):
+        layers += [nn.MaxPool2d(2), nn.Conv2d(inputs, width, 3, padding=1, bias=False)]
+        layers += [nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10))
+
+
+def steps_down(done: float) -> float:
+    """A tenth of the run to warm up, a tenth of the rate from the middle on and a hundredth from three quarters on."""
+    return min(1.0, done / 0.1) * (1.0 if done < 0.5 else 0.1 if done < 0.75 else 0.01)
+
+
+COLOUR = dict(mode="RGB", mean=0.473, std=0.251)
+SLOWER = dict(lr=0.02, batch_size=32)
+SETTINGS = {
+    "paper": ImageSetting(
+        network=resnet20, **COLOUR, n=None, passes=20, weight_decay=1e-4, nesterov=False, decay=steps_down, shift=4,
+        pools=dict(pool_size=500, keep=128, reuse=10), posterior=SphericalGaussian(0.1, "norm"),
+        noises=(0.0, 0.1, 0.3, 0.5, 0.8), lengths=(5, 10, 20, 200), trials=(dict(lr=0.1, batch_size=128),),
+    ),
+    "cpu": ImageSetting(
+        network=small, **COLOUR, n=10_000, passes=10, shift=2, warm_up=0.1,
+        pools=dict(pool_size=5, keep=1, reuse=10), posterior=SphericalGaussian(0.01, "norm", redraw=1),
+        noises=(0.0, 0.3, 0.5), lengths=(2.5, 5, 10, 20), trials=(dict(lr=0.05, batch_size=32), SLOWER),
+        tuned={(0.5, "uniform"): SLOWER, (0.5, "full"): SLOWER},  # for all others the first trial was the best
+    ),
+}  # fmt: skip
+# So few images, as they are, that the same net has learned all wrong labels by heart at the end.
+SETTINGS["few"] = replace(SETTINGS["cpu"], n=2_000, passes=50, shift=None, lengths=(3, 6, 12, 25, 50), tuned={})
+
+
+def contestants(setting: ImageSetting) -> dict[str, Contestant]:
+    look = partial(strategies.stable, posterior=setting.posterior, draws=4, **setting.pools)
+    crest = partial(strategies.crest, **setting.pools)
+    believed = partial(strategies.believed, reuse=setting.pools.get("reuse", 1))
+    several = partial(look, pool_size=100, keep=20)
+    made = {
+        "uniform": strategies.uniform,
+        "crest": crest,
+        "stable": look,
+        "believed": believed,
+        "full": strategies.uniform,
+        "no noise": crest,
+        "scale 0.1": partial(look, posterior=SphericalGaussian(0.1, "norm", redraw=1)),
+        "all norm layers drawn afresh": partial(look, posterior=SphericalGaussian(setting.posterior.scale, "norm")),
+        "a look an epoch": partial(look, reuse=1),
+        "one of three": partial(look, pool_size=3, keep=1),
+        "one of ten": partial(look, pool_size=10, keep=1),
+        "two of ten": several,
+        "two of ten, each once": several,
+        "random examples, weights of two of ten": partial(elsewhere, several),
+        "doubting": partial(look, doubt=2),
+        "doubting, no noise": partial(crest, doubt=2),
+        "believed, doubt 1": partial(believed, doubt=1),
+        "believed, doubt 4": partial(believed, doubt=4),
+        "oracle": oracle,
+    }
+    return {
+        name: Contestant(make, knows=name == "oracle", weights="none" if name.endswith("each once") else "draw")
+        for name, make in made.items()
+    }
+
+
+def elsewhere(make: partial[Strategy]) -> Strategy:
+    """The weights of a selection on random examples: what it costs to draw some more than once, by itself."""
+    strategy = make()
+
+    def select(view: View, size: int, generator: torch.Generator) -> Coreset:
+        weights = strategy(view, size, generator).weights
+        return Coreset(torch.randperm(len(view.labels), generator=generator)[:size], weights)
+
+    return select
+
+
+def one_run(job: Row, args: argparse.Namespace) -> Row:
+    setting = SETTINGS[job["setting"]]
+    return train("cifar10", job, args, setting, contestants(setting)[job["strategy"]])
+
+
+NAMES = list(contestants(SETTINGS["cpu"]))
+STUDY = Study(
+    "cifar10", "images", SETTINGS, contestants=NAMES[:5],
+    ablation=[name for name in NAMES if name not in ("crest", "full")], train=one_run,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main(STUDY, __doc__, more_options)
