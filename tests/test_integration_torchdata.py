@@ -5,7 +5,7 @@ from frameworks import SIZE, Noted, first_coreset, network, settings
 from torch.utils.data import DataLoader
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 from coreset_sampler import CoresetSampler, DistributedCoresetSampler  # noqa: E402
 
