@@ -68,10 +68,11 @@ def trained_net() -> nn.Sequential:
     return model
 
 
-def run_snippets(page: Path) -> None:
-    """Runs the python blocks of a page as printed, one after the other, with the names of those before."""
+def run_snippets(page: Path) -> dict[str, object]:
+    """Runs the python blocks of a page as printed, one after the other, and gives the names that they leave."""
     snippets = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert snippets, f"{page.name} has no python blocks"
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(compile(snippet, page.name, "exec"), names)
+    return names

@@ -8,6 +8,7 @@ from coreset_sampler.synthetic import SyntheticCoreset
 
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
+pytestmark = pytest.mark.integration
 
 from coreset_sampler.integrations.huggingface import for_huggingface, from_hf, to_hf  # noqa: E402
 

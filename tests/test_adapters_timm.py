@@ -8,6 +8,7 @@ from coreset_sampler.preprocessing import ZCA, Normalize, Raw
 from coreset_sampler.synthetic import SyntheticCoreset, load_coreset
 
 timm = pytest.importorskip("timm")
+pytestmark = pytest.mark.integration
 from coreset_sampler.integrations.timm import for_timm  # noqa: E402
 from timm.data import create_loader, create_transform, resolve_model_data_config  # noqa: E402
 

@@ -10,6 +10,8 @@ from scenarios import conv_net, digits, trained_net
 
 from coreset_sampler import CoresetSampler, strategies
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = """
 import sys, torch, torch.distributed as dist
 sys.path.insert(0, {tests!r})

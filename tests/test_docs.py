@@ -1,6 +1,10 @@
-"""The pages that tell how to choose: what they print runs, and every strategy has its card."""
+"""The pages and the notebook: what they print runs, every strategy has its card, and the site builds."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ import torch
 from frameworks import launch, start_ray
 from scenarios import run_snippets
 
+import coreset_sampler
 from coreset_sampler import strategies
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -18,7 +23,10 @@ FRAMEWORKS = dict(
 )
 
 
-@pytest.mark.parametrize("page", [*CARDS, DOCS / "adding_a_strategy.md"], ids=lambda page: page.stem)
+GUIDES = [DOCS / f"{name}.md" for name in ("index", "choosing", "adding_a_strategy")]
+
+
+@pytest.mark.parametrize("page", [*CARDS, *GUIDES], ids=lambda page: page.stem)
 def test_the_snippets_run_as_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng(devices=[]):
@@ -26,9 +34,64 @@ def test_the_snippets_run_as_printed(page, tmp_path, monkeypatch):
         run_snippets(page)
 
 
+def test_the_first_page_ends_with_a_gain_over_uniform_sampling(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng(devices=[]):
+        names = run_snippets(DOCS / "start.md")
+    assert names["accuracy"]["uniform"] + 0.02 < names["accuracy"]["believed"]
+    table = set(
+        re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.*?) \|", (DOCS / "start.md").read_text(), re.MULTILINE)))
+    )
+    assert set(names["sampler"].stats) <= table, "an entry of stats is not explained"
+
+
+def test_the_notebook_tells_wrong_labels_and_trains_on_ten_images(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib").use("Agg")
+    notebook = json.loads((DOCS / "start.ipynb").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    with torch.random.fork_rng(devices=[]):
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                assert cell["outputs"] == [], "the notebook is kept without outputs"
+                exec(compile("".join(cell["source"]), "start.ipynb", "exec"), names)
+    names["plt"].close("all")
+    assert names["accuracy"]["uniform"] + 0.02 < names["accuracy"]["believed"]
+    assert names["precision"] > 0.9
+    assert names["accuracy"]["ten images"] > 0.85
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocstrings", reason="the site needs the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(
+        command, cwd=DOCS.parent, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_reference_has_every_public_name(site):
+    for page, package in (("", coreset_sampler), ("strategies/", strategies)):
+        shown = set(re.findall(r'<h2 id="([\w.]+)"', (site / "reference" / page / "index.html").read_text()))
+        public = set(package.__all__) - {"__version__", "strategies"}
+        assert not public - {name.split(".")[-1] for name in shown}
+
+
+def test_the_site_asks_nothing_of_other_hosts_and_writes_formulas_itself(site):
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    for path, page in pages.items():
+        assert not re.search(r"<(script|img|iframe)[^>]+src=.?https?:|<link[^>]+stylesheet[^>]+https?:", page), path
+        assert "arithmatex" not in page, path
+    assert "<math" in pages[site / "cards" / "believed" / "index.html"]
+
+
 SCRIPTS = ["plain", *(name for name in FRAMEWORKS if name != "ray"), pytest.param("ray", marks=pytest.mark.slow)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", SCRIPTS)  # Ray takes three quarters of a minute to start and stop
 @pytest.mark.filterwarnings("ignore")
 def test_the_script_of_an_integration_runs_as_printed(name, tmp_path, monkeypatch):
@@ -42,6 +105,7 @@ def test_the_script_of_an_integration_runs_as_printed(name, tmp_path, monkeypatc
         run_snippets(DOCS / "integrations" / f"{name}.md")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["torchrun", "accelerate"])
 def test_the_script_of_several_processes_runs_as_printed(name, tmp_path, monkeypatch):
     page = (DOCS / "integrations" / f"{name}.md").read_text(encoding="utf-8")
@@ -72,7 +136,7 @@ def test_every_strategy_has_a_card():
 
 
 def test_links_between_the_pages_lead_somewhere():
-    for page in [*CARDS, *INTEGRATIONS, DOCS / "adding_a_strategy.md"]:
+    for page in [*DOCS.rglob("*.md"), DOCS.parent / "CONTRIBUTING.md"]:
         for link in page.read_text(encoding="utf-8").split("](")[1:]:
-            target = link.split(")")[0]
+            target = link.split(")")[0].split("#")[0]
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"

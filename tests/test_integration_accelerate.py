@@ -6,6 +6,7 @@ from frameworks import SIZE, Noted, epochs_of, first_coreset, loss_of, network, 
 from torch.utils.data import DataLoader, RandomSampler
 
 accelerate = pytest.importorskip("accelerate")
+pytestmark = pytest.mark.integration
 
 from coreset_sampler import CoresetSampler  # noqa: E402
 

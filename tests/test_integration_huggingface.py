@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.integration
 
 from coreset_sampler.integrations.huggingface import CoresetTrainer, CoresetTrainerMixin  # noqa: E402
 from sentences import index_of, sentences, tiny_bert  # noqa: E402

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 L = pytest.importorskip("lightning")
+pytestmark = pytest.mark.integration
 
 from coreset_sampler.integrations.lightning import CoresetCallback  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402

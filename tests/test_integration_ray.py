@@ -8,6 +8,8 @@ pytest.importorskip("ray.train.torch")
 
 from frameworks import SIZE, epochs_of, first_coreset, ray_session
 
+pytestmark = pytest.mark.integration
+
 
 def on_a_worker():
     """Runs on each worker; gives back what it saw through the returned dict of each rank."""

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 timm_data = pytest.importorskip("timm.data")
+pytestmark = pytest.mark.integration
 
 from coreset_sampler.integrations.timm import with_sampler  # noqa: E402
 

@@ -6,7 +6,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
 torchdata_sampler = pytest.importorskip("torchdata.stateful_dataloader.sampler")
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 from coreset_sampler import CoresetSampler, DistributedCoresetSampler  # noqa: E402
 
