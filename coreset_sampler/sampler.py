@@ -301,7 +301,6 @@ class CoresetSampler(Sampler[int]):
             self._label_hash = _short_hash(self.labels.numpy().tobytes())
         return self._label_hash
 
-
     def _due(self, epoch: int) -> bool:
         if self._coreset is None:
             return True
