@@ -164,6 +164,7 @@ def test_bytes_become_floats_a_batch_at_a_time_and_rare_classes_give_what_they_h
     assert sum(len(x) for x, _ in data.epoch(6, Generator())) == 20
 
 
+@pytest.mark.integration
 def test_two_ranks_of_torchrun_share_the_experts(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29731"]
     command += ["-m", "coreset_sampler.cli", "experts", str(tmp_path / "ours"), "digits", "--widths", "4", "4"]

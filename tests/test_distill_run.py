@@ -156,6 +156,7 @@ def distill_digits(experts, output, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.integration
 def test_killed_and_resumed_gives_the_same_bits_as_without(experts, tmp_path):
     assert cli.main(distill_digits(experts, tmp_path / "whole.safetensors", "--steps", "25")) == 0
     arguments = distill_digits(experts, tmp_path / "killed.safetensors", "--steps", "100000", "--save-every", "0")

@@ -65,7 +65,7 @@ def test_the_notebook_tells_wrong_labels_and_trains_on_ten_images(tmp_path, monk
 def site(tmp_path_factory):
     pytest.importorskip("mkdocstrings", reason="the site needs the extra docs")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
         command, cwd=DOCS.parent, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
     )

@@ -262,6 +262,7 @@ KILLED = """
 """
 
 
+@pytest.mark.integration
 def test_after_sigkill_in_mid_epoch_the_remaining_indices_are_the_same(tmp_path):
     path = str(tmp_path / "state.pt")
     script = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parent), path=path))
