@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from coreset_sampler import Coreset, SphericalGaussian, strategies
-from coreset_sampler.types import Strategy, View
+from coreset_sampler.selection.types import Strategy, View
 
 
 class Block(nn.Module):

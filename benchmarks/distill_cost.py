@@ -22,9 +22,9 @@ from functools import partial
 
 import torch
 
-from coreset_sampler import distill
-from coreset_sampler.distill import pixels
-from coreset_sampler.networks import network
+from coreset_sampler.synthetic import distillers as distill
+from coreset_sampler.synthetic.distillers import pixels
+from coreset_sampler.synthetic.networks import network
 
 METHODS: dict[str, Callable[..., distill.Distiller]] = {
     "W": partial(distill.wasserstein, recompute=False),

@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coreset_sampler import _greedy
-from coreset_sampler.facility_location import (
+from coreset_sampler.selection import _greedy
+from coreset_sampler.selection.facility_location import (
     _rows_of,
     cover,
     facility_location,

@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
 from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, Weighted, strategies
-from coreset_sampler.testing import inject_label_noise
-from coreset_sampler.types import Strategy
+from coreset_sampler.selection.testing import inject_label_noise
+from coreset_sampler.selection.types import Strategy
 
 FRACTION, N_VALIDATION = 0.1, 5_000
 

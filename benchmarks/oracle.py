@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from coreset_sampler import Coreset
-from coreset_sampler.types import Strategy, View
+from coreset_sampler.selection.types import Strategy, View
 
 
 def oracle(wrong: Tensor) -> Strategy:

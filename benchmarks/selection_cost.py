@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from coreset_sampler import Coreset, CoresetSampler, SphericalGaussian, Weighted, strategies
 from coreset_sampler.layers import is_norm
-from coreset_sampler.types import View
+from coreset_sampler.selection.types import View
 
 DRAWS, POOL_SIZE, KEEP, SCALE, BATCH_SIZE, CLASSES = 4, 500, 128, 0.1, 128, 10
 REUSE = 5

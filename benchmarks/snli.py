@@ -40,8 +40,8 @@ from torch import Tensor
 from transformers.trainer_utils import get_last_checkpoint
 
 from coreset_sampler import Coreset, SphericalGaussian, strategies
-from coreset_sampler.testing import inject_label_noise
-from coreset_sampler.types import Strategy, View
+from coreset_sampler.selection.testing import inject_label_noise
+from coreset_sampler.selection.types import Strategy, View
 
 snli = recipe("snli")
 FRACTION = 0.1

@@ -32,8 +32,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from coreset_sampler import SphericalGaussian, strategies
-from coreset_sampler.testing import inject_label_noise
-from coreset_sampler.types import Strategy
+from coreset_sampler.selection.testing import inject_label_noise
+from coreset_sampler.selection.types import Strategy
 
 imagenet = recipe("imagenet")
 FRACTION = 0.1

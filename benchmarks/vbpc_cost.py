@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from coreset_sampler.distill.real_data import RealData
-from coreset_sampler.distill.state import State
-from coreset_sampler.distill.variational import Variational
-from coreset_sampler.networks import convnet
+from coreset_sampler.synthetic.distillers.real_data import RealData
+from coreset_sampler.synthetic.distillers.state import State
+from coreset_sampler.synthetic.distillers.variational import Variational
+from coreset_sampler.synthetic.networks import convnet
 
 RHO, GAMMA, BETA = 100.0, 1.0, 1e-4
 PROBLEMS = [  # name, channels, pixels, widths, images per class

@@ -1,15 +1,15 @@
 """Train on less data: choose the examples worth training on, or load distilled ones."""
 
-from . import strategies
 from ._version import __version__
-from .coreset import Coreset
-from .facility_location import cover, facility_location, facility_location_pools
-from .formats import read_experts, read_published
-from .posterior import DiagonalLaplace, PointMass, Snapshots, SphericalGaussian
-from .preprocessing import ZCA, Normalize, Raw
-from .sampler import CoresetSampler, DistributedCoresetSampler
-from .synthetic import SyntheticCoreset, load_coreset
-from .weighted import Weighted
+from .selection import strategies
+from .selection.coreset import Coreset
+from .selection.facility_location import cover, facility_location, facility_location_pools
+from .selection.posterior import DiagonalLaplace, PointMass, Snapshots, SphericalGaussian
+from .selection.sampler import CoresetSampler, DistributedCoresetSampler
+from .selection.weighted import Weighted
+from .synthetic.dataset import SyntheticCoreset, load_coreset
+from .synthetic.formats import read_experts, read_published
+from .synthetic.preprocessing import ZCA, Normalize, Raw
 
 __all__ = [
     "ZCA",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from torch import nn
@@ -10,7 +11,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from .types import Layers
+Layers = str | Sequence[str] | Callable[[str, nn.Module], bool]
+"""`"norm"`, `"head"`, `"all"`, names of modules, or a function of a module's name and the module.
+
+`"auto"` is the norm layers, or the head of a network that has none."""
+
 
 _TORCH_NORMS: tuple[type[nn.Module], ...] = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
 
-from ..ranks import world
-from ..sampler import CoresetSampler, DistributedCoresetSampler
+from ..distributed import world
+from ..selection.sampler import CoresetSampler, DistributedCoresetSampler
 
 
 def start_of_pass(sampler: CoresetSampler, start: int) -> int:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..formats.extras import need
-from ..formats.hf_dataset import from_dataset, to_dataset
-from ..synthetic import SyntheticCoreset
+from ..extras import need
+from ..synthetic.dataset import SyntheticCoreset
+from ..synthetic.formats.hf_dataset import from_dataset, to_dataset
 from .images import ImageConfig, Targets, loss_of, targets_as
 
 if TYPE_CHECKING:

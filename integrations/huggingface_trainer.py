@@ -14,9 +14,9 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..probe import logits_of
-from ..sampler import CoresetSampler
-from ..weighted import Weighted
+from ..selection.sampler import CoresetSampler
+from ..selection.scoring import logits_of
+from ..selection.weighted import Weighted
 
 STATE_FILE = "coreset_sampler.pt"
 _SETTINGS = [name for name in inspect.signature(CoresetSampler).parameters if name not in ("dataset", "model")]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..synthetic import SyntheticCoreset
+from ..synthetic.dataset import SyntheticCoreset
 
 Targets = Literal["hard", "soft", "own"]
 

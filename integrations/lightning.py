@@ -8,9 +8,9 @@ from typing import Any
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from ..probe import default_forward
-from ..sampler import CoresetSampler, DistributedCoresetSampler
-from ..types import Forward
+from ..selection.sampler import CoresetSampler, DistributedCoresetSampler
+from ..selection.scoring import default_forward
+from ..selection.types import Forward
 
 __all__ = ["CoresetCallback"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..formats.extras import need
-from ..ranks import world
-from ..sampler import CoresetSampler, DistributedCoresetSampler
+from ..distributed import world
+from ..extras import need
+from ..selection.sampler import CoresetSampler, DistributedCoresetSampler
 
 __all__ = ["prepare_data_loader"]
 

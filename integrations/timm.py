@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
-from ..formats.extras import need
-from ..ranks import world
-from ..sampler import CoresetSampler, DistributedCoresetSampler
-from ..synthetic import SyntheticCoreset
-from ..weighted import Weighted
+from ..distributed import world
+from ..extras import need
+from ..selection.sampler import CoresetSampler, DistributedCoresetSampler
+from ..selection.weighted import Weighted
+from ..synthetic.dataset import SyntheticCoreset
 from .images import ImageConfig, Targets, loss_of, targets_as
 
 __all__ = ["for_timm", "with_sampler"]

@@ -6,7 +6,7 @@ import sys
 
 from torch.utils.data import Sampler
 
-from ..sampler import CoresetSampler
+from ..selection.sampler import CoresetSampler
 
 
 def check_that_state_is_seen(sampler: CoresetSampler) -> None:

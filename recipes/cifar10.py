@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2 as transforms
 
 from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, strategies
-from coreset_sampler.testing import inject_label_noise
+from coreset_sampler.selection.testing import inject_label_noise
 
 POOLS = dict(pool_size=5, keep=1, reuse=10)  # one example of five of its class stays; a look serves ten epochs
 STRATEGIES = {

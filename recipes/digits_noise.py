@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from coreset_sampler import CoresetSampler, SphericalGaussian, strategies
-from coreset_sampler.testing import inject_label_noise
+from coreset_sampler.selection.testing import inject_label_noise
 
 NOISE, FRACTION, EPOCHS, BATCH_SIZE, LEARNING_RATE = 0.4, 0.1, 80, 12, 0.05
 POOLS = dict(pool_size=100, keep=20, reuse=10)

@@ -30,21 +30,21 @@ from typing import Any
 import torch
 
 from coreset_sampler import SyntheticCoreset, load_coreset
-from coreset_sampler.commands.distill import build, judge
-from coreset_sampler.commands.evaluate import evaluate
-from coreset_sampler.commands.experts import make_experts
-from coreset_sampler.commands.problem import Problem, add_problem, make_problem
-from coreset_sampler.commands.results import Log
-from coreset_sampler.distill import Experts, checkpoint
-from coreset_sampler.distill.claim import claimed
-from coreset_sampler.distill.film import draw_film
-from coreset_sampler.distill.presets import METHODS, Preset, cpu
-from coreset_sampler.distill.run import as_coreset, checkpoint_beside, run, saver, settings_of, start
-from coreset_sampler.image_data import ImageData, open_images
-from coreset_sampler.inference.last_layer import features_of
-from coreset_sampler.inference.predict import Inference, by_hmc, by_last_layer, by_sgd
-from coreset_sampler.networks import description
-from coreset_sampler.strategies.herding import match_mean
+from coreset_sampler.cli.distill import build, judge
+from coreset_sampler.cli.evaluate import evaluate
+from coreset_sampler.cli.experts import make_experts
+from coreset_sampler.cli.problem import Problem, add_problem, make_problem
+from coreset_sampler.cli.results import Log
+from coreset_sampler.selection.strategies.herding import match_mean
+from coreset_sampler.synthetic.distillers import Experts, checkpoint
+from coreset_sampler.synthetic.distillers.claim import claimed
+from coreset_sampler.synthetic.distillers.film import draw_film
+from coreset_sampler.synthetic.distillers.presets import METHODS, Preset, cpu
+from coreset_sampler.synthetic.distillers.run import as_coreset, checkpoint_beside, run, saver, settings_of, start
+from coreset_sampler.synthetic.image_data import ImageData, open_images
+from coreset_sampler.synthetic.inference.last_layer import features_of
+from coreset_sampler.synthetic.inference.predict import Inference, by_hmc, by_last_layer, by_sgd
+from coreset_sampler.synthetic.networks import description
 
 _RATES = [{"lr": 100.0, "inner_rate": 0.03}, {"lr": 1000.0, "inner_rate": 0.03}, {"lr": 1000.0, "inner_rate": 0.1}]
 GRID: dict[str, list[dict[str, float]]] = {

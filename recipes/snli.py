@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from coreset_sampler import SphericalGaussian, strategies
-from coreset_sampler.testing import inject_label_noise
+from coreset_sampler.selection.testing import inject_label_noise
 
 CLASSES = 3
 POOLS = dict(pool_size=4, keep=1, reuse=5)  # one pair of four of its class stays; a look serves five epochs

@@ -27,7 +27,7 @@ from coreset_sampler.integrations.timm import for_timm
 from torch.utils.data import DataLoader
 
 from coreset_sampler import Raw, SyntheticCoreset, load_coreset
-from coreset_sampler.image_data import open_images
+from coreset_sampler.synthetic.image_data import open_images
 
 SIZE, BATCH_SIZE = 32, 25
 STEPS = {"timm": 200, "huggingface": 1000}  # a transformer from scratch takes longer to fit

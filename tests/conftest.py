@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # so that tests find scenarios.py
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tools")]  # so that tests find scenarios.py, and make_zoo.py
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # as it is for a script that is started there
 
 

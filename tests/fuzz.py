@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coreset_sampler.formats import (
+from coreset_sampler.synthetic.dataset import SyntheticCoreset
+from coreset_sampler.synthetic.formats import (
     experts,
     read_experts,
     read_published,
@@ -29,10 +30,9 @@ from coreset_sampler.formats import (
     safe_npz,
     safe_torch,
 )
-from coreset_sampler.formats.pictures import read_picture
-from coreset_sampler.preprocessing import ZCA, Normalize, Raw
-from coreset_sampler.synthetic import SyntheticCoreset
-from coreset_sampler.untrusted import CoresetFileError
+from coreset_sampler.synthetic.formats.pictures import read_picture
+from coreset_sampler.synthetic.preprocessing import ZCA, Normalize, Raw
+from coreset_sampler.synthetic.untrusted import CoresetFileError
 
 SECONDS, MEMORY = 10, 2 << 30
 READING = []  # the folder that is being read, for the audit hook

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from coreset_sampler.preprocessing import ZCA, Normalize, Raw
-from coreset_sampler.synthetic import SyntheticCoreset
+from coreset_sampler.synthetic.dataset import SyntheticCoreset
+from coreset_sampler.synthetic.preprocessing import ZCA, Normalize, Raw
 
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 from coreset_sampler.integrations.huggingface import for_huggingface, from_hf, to_hf  # noqa: E402
 
-from coreset_sampler.formats import read_published  # noqa: E402
+from coreset_sampler.synthetic.formats import read_published  # noqa: E402
 
 MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.25, 0.3)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from coreset_sampler.preprocessing import ZCA, Normalize, Raw
-from coreset_sampler.synthetic import SyntheticCoreset, load_coreset
+from coreset_sampler.synthetic.dataset import SyntheticCoreset, load_coreset
+from coreset_sampler.synthetic.preprocessing import ZCA, Normalize, Raw
 
 timm = pytest.importorskip("timm")
 pytestmark = pytest.mark.integration

@@ -1,64 +1,49 @@
-"""The house rules that a machine can check."""
+"""The rules of the house that a machine can check."""
 
 import ast
 import subprocess
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "coreset_sampler"
-
-# Each room may import from its own floor and those below it.
-FLOORS = [
-    {
-        "_version",
-        "coreset",
-        "epoch",
-        "ranks",
-        "layers",
-        "replay",
-        "model_state",
-        "reentrant",
-        "batch",
-        "undisturbed",
-        "labels",
-        "weighted",
-        "types",
-        "preprocessing",
-        "untrusted",
-        "arguments",
-        "budget",
-        "caller",
-        "networks",
-        "flat",
-        "image_data",
-        "metrics",
-        "corruptions",
-    },
-    {"posterior", "probe", "facility_location", "_greedy", "_greedy_torch", "coreset_file"},
-    {"strategies", "synthetic", "inference"},
-    {"sampler", "formats", "picture", "distill"},
-    {"testing", "zoo", "commands", "cli"},
-]
+PACKAGE = Path(__file__).resolve().parent.parent / "coreset_sampler"
+INTEGRATIONS = PACKAGE.parent / "integrations"
+GROUND_FLOOR = {"_version", "distributed", "extras", "layers"}
+ABOVE = {
+    "selection": {"integrations"},
+    "synthetic": set(),
+    "integrations": {"selection", "synthetic"},
+    "cli": {"synthetic"},
+}
+"""What each room may import besides itself and the ground floor. `selection` asks `integrations` who reads a sampler."""
 
 
-def imported_rooms(path: Path) -> set[str]:
+def imported(path: Path, package: str) -> set[str]:
+    """The rooms that a file imports, also inside functions; `package` is its own, dotted below coreset_sampler."""
     rooms = set()
-    for node in ast.parse(path.read_text()).body:  # not the imports inside functions, which are there to come later
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
-            inside = path.parent != PACKAGE and node.level == 1
-            if not inside:
-                rooms |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if package else []
+            parts = [*base, *(node.module or "").split(".")]
+            parts = [part for part in parts if part]
+            rooms |= {parts[0]} if parts else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "coreset_sampler":
+            rooms |= {".".join([*node.module.split(".")[1:], alias.name]).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Import):
+            rooms |= {a.name.split(".")[1] for a in node.names if a.name.startswith("coreset_sampler.")}
     return rooms
 
 
-def test_dependencies_point_one_way():
-    floor_of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-    for path in [*PACKAGE.glob("*.py"), *PACKAGE.glob("*/*.py")]:
-        room = path.stem if path.parent == PACKAGE else path.parent.name
-        if room != "__init__":
-            assert room in floor_of, f"{room} is on no floor"
-            for other in imported_rooms(path):
-                assert floor_of.get(other, 99) <= floor_of[room], f"{room} imports {other}"
+def test_neither_wing_imports_the_other():
+    files = [(path, ".".join(path.relative_to(PACKAGE).parent.parts)) for path in PACKAGE.rglob("*.py")]
+    files += [(path, "integrations") for path in INTEGRATIONS.glob("*.py")]
+    for path, package in files:
+        room = package.split(".")[0] if package else path.stem
+        if room in ABOVE:
+            strangers = imported(path, package) - GROUND_FLOOR - ABOVE[room] - {room}
+            assert not strangers, f"{path.relative_to(PACKAGE.parent)} imports {strangers}"
+        elif room != "__init__":
+            assert room in GROUND_FLOOR, f"{room} is in no wing"
+            assert imported(path, package) <= GROUND_FLOOR, f"{room} is on the ground floor and imports from above"
 
 
 def test_importing_the_package_takes_no_framework_with_it():

@@ -9,14 +9,7 @@ from scenarios import conv_net, digits, trained_net
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from coreset_sampler import (
-    Coreset,
-    CoresetSampler,
-    DistributedCoresetSampler,
-    SphericalGaussian,
-    Weighted,
-    strategies,
-)
+from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, SphericalGaussian, Weighted, strategies
 
 
 class Stream(IterableDataset):

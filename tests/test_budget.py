@@ -7,7 +7,7 @@ from test_sampler import Recorded, sampler_of
 from torch.utils.data import DataLoader
 
 from coreset_sampler import strategies
-from coreset_sampler.budget import Budget
+from coreset_sampler.selection.budget import Budget
 
 SELECTING, TRAINING, EVALUATING = 0.1, 0.3, 0.9
 

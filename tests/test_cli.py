@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import coreset_sampler
-from coreset_sampler import cli, zoo
-from coreset_sampler.preprocessing import ZCA, Normalize, Raw
-from coreset_sampler.synthetic import SyntheticCoreset, load_coreset
+from coreset_sampler.cli import main as cli
+from coreset_sampler.synthetic import zoo
+from coreset_sampler.synthetic.dataset import SyntheticCoreset, load_coreset
+from coreset_sampler.synthetic.preprocessing import ZCA, Normalize, Raw
 
 
 def run(capsys, *arguments):
@@ -160,7 +161,7 @@ def test_show_draws_every_image_of_a_small_set(capsys, tmp_path, name):
 
 
 def test_show_says_what_it_leaves_out():
-    from coreset_sampler.picture import _hidden
+    from coreset_sampler.synthetic.picture import _hidden
 
     labels = torch.arange(30) // 10
     shown = [torch.arange(4), torch.arange(10, 14)]
@@ -170,7 +171,7 @@ def test_show_says_what_it_leaves_out():
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(10, 1, 5), (10, 10, 10), (9, 1, 3), (2, 1, 2), (20, 2, 10)])
 def test_short_rows_stand_side_by_side_with_no_place_empty(rows, columns, depth):
-    from coreset_sampler.picture import _depth
+    from coreset_sampler.synthetic.picture import _depth
 
     assert _depth(rows, columns) == depth
 

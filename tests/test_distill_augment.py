@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Generator
 
-from coreset_sampler.distill import augment as augment_images
-from coreset_sampler.distill.augment import ALL, augment, crop, cutout, flip, rotate, scale
+from coreset_sampler.synthetic.distillers import augment as augment_images
+from coreset_sampler.synthetic.distillers.augment import ALL, augment, crop, cutout, flip, rotate, scale
 
 SHAPES = [(3, 1, 28, 28), (2, 3, 7, 11), (4, 1, 8, 8), (1, 3, 5, 3)]
 

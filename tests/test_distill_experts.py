@@ -11,9 +11,9 @@ import torch
 from scenarios import digits
 from torch import Generator, nn
 
-from coreset_sampler.distill import Experts, RealData, pixels, train_experts
-from coreset_sampler.networks import network
-from coreset_sampler.preprocessing import Normalize
+from coreset_sampler.synthetic.distillers import Experts, RealData, pixels, train_experts
+from coreset_sampler.synthetic.networks import network
+from coreset_sampler.synthetic.preprocessing import Normalize
 
 NET = network("convnet", 1, 10, 8, widths=(4, 4))
 IMAGES, LABELS = (tensor[:300] for tensor in digits().tensors)
@@ -75,7 +75,7 @@ def test_other_settings_in_the_same_folder_are_refused(folder):
 
 
 def test_a_segment_reads_two_files_and_begins_early(folder, monkeypatch):
-    from coreset_sampler import coreset_file
+    from coreset_sampler.synthetic import file as coreset_file
 
     opened = []
     read = coreset_file.read
@@ -124,7 +124,7 @@ def test_experts_without_data_know_n_but_give_no_batches(folder):
 
 
 def test_a_nan_in_an_expert_is_found(folder, tmp_path):
-    from coreset_sampler import coreset_file
+    from coreset_sampler.synthetic import file as coreset_file
 
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)

@@ -12,11 +12,11 @@ from gaussian_mean import GaussianMean
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from coreset_sampler import distill
-from coreset_sampler.distill import inner, pixels
-from coreset_sampler.distill.checkpoint import same
-from coreset_sampler.flat import FlatNetwork
-from coreset_sampler.networks import convnet, network
+from coreset_sampler.synthetic import distillers as distill
+from coreset_sampler.synthetic.distillers import inner, pixels
+from coreset_sampler.synthetic.distillers.checkpoint import same
+from coreset_sampler.synthetic.flat import FlatNetwork
+from coreset_sampler.synthetic.networks import convnet, network
 
 PROBLEM = GaussianMean()
 INNER = {"inner_steps": 30, "inner_rate": 0.1, "augmentation": None}

@@ -15,11 +15,13 @@ import torch
 from gaussian_mean import GaussianMean
 from torch import Generator
 
-from coreset_sampler import cli, distill, load_coreset
-from coreset_sampler.distill import checkpoint
-from coreset_sampler.distill.checkpoint import Progress, same
-from coreset_sampler.distill.presets import METHODS, PRESETS
-from coreset_sampler.distill.run import StoppedError, run, saver, settings_of
+from coreset_sampler import load_coreset
+from coreset_sampler.cli import main as cli
+from coreset_sampler.synthetic import distillers as distill
+from coreset_sampler.synthetic.distillers import checkpoint
+from coreset_sampler.synthetic.distillers.checkpoint import Progress, same
+from coreset_sampler.synthetic.distillers.presets import METHODS, PRESETS
+from coreset_sampler.synthetic.distillers.run import StoppedError, run, saver, settings_of
 
 PROBLEM = GaussianMean()
 DISTILLER = distill.wasserstein(
@@ -102,8 +104,8 @@ def test_a_run_in_a_thread_leaves_signals_alone():
 
 
 def test_a_checkpoint_is_no_coreset_and_a_coreset_no_checkpoint(tmp_path):
-    from coreset_sampler import zoo
-    from coreset_sampler.coreset_file import CoresetFileError
+    from coreset_sampler.synthetic import zoo
+    from coreset_sampler.synthetic.file import CoresetFileError
 
     checkpoint.save(tmp_path / "a.safetensors", begin(), {})
     with pytest.raises(CoresetFileError, match="no valid coreset"):

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from coreset_sampler import SyntheticCoreset, cli, load_coreset
-from coreset_sampler.cli import main
-from coreset_sampler.commands.evaluate import evaluate
-from coreset_sampler.commands.results import Log, summary
-from coreset_sampler.corruptions import corrupted, corruption_names
-from coreset_sampler.distill.claim import claimed
-from coreset_sampler.image_data import open_images
-from coreset_sampler.inference.predict import by_sgd
-from coreset_sampler.networks import network
+from coreset_sampler import SyntheticCoreset, load_coreset
+from coreset_sampler.cli import main as cli
+from coreset_sampler.cli.evaluate import evaluate
+from coreset_sampler.cli.main import main
+from coreset_sampler.cli.results import Log, summary
+from coreset_sampler.synthetic.corruptions import corrupted, corruption_names
+from coreset_sampler.synthetic.distillers.claim import claimed
+from coreset_sampler.synthetic.image_data import open_images
+from coreset_sampler.synthetic.inference.predict import by_sgd
+from coreset_sampler.synthetic.networks import network
 
 QUICK = ["--data", "digits", "--widths", "4,8", "--seeds", "2"]
 SET = ["--set", "sgd.steps=20", "last-layer.steps=5", "hmc.steps=4", "hmc.burn_in=2", "hmc.thin=1", "sghmc.steps=6"]
@@ -82,7 +83,7 @@ def test_corrupted_images_are_judged_by_the_same_networks():
 
 
 def _zoo(name):
-    from coreset_sampler import zoo
+    from coreset_sampler.synthetic import zoo
 
     return zoo.path(name)
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coreset_sampler import _greedy, _greedy_torch
-from coreset_sampler.facility_location import (
+from coreset_sampler.selection import _greedy, _greedy_torch
+from coreset_sampler.selection.facility_location import (
     cover,
     cover_groups,
     facility_location,

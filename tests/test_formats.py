@@ -11,10 +11,10 @@ import pytest
 import torch
 from scenarios import run_snippets
 
-from coreset_sampler.formats import READERS, pictures, read_experts, read_published
-from coreset_sampler.formats.source import load
-from coreset_sampler.preprocessing import ZCA, Normalize, Raw
-from coreset_sampler.untrusted import CoresetFileError, Limits
+from coreset_sampler.synthetic.formats import READERS, pictures, read_experts, read_published
+from coreset_sampler.synthetic.formats.source import load
+from coreset_sampler.synthetic.preprocessing import ZCA, Normalize, Raw
+from coreset_sampler.synthetic.untrusted import CoresetFileError, Limits
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "published"
 CIFAR = Normalize((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))

@@ -18,7 +18,7 @@ pytest.importorskip("PIL")
 
 from fuzz import SEEDS, canary, finding
 
-from coreset_sampler.untrusted import CoresetFileError
+from coreset_sampler.synthetic.untrusted import CoresetFileError
 
 
 def run(folder: Path, kinds: list[str], mutants: int) -> dict[str, list[str]]:

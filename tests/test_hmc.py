@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from coreset_sampler.inference import hmc, sghmc
-from coreset_sampler.inference.potential import Step, longest_stable_step
+from coreset_sampler.synthetic.inference import hmc, sghmc
+from coreset_sampler.synthetic.inference.potential import Step, longest_stable_step
 
 
 def gaussian(d: int = 5, condition: float = 20.0) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,12 @@ from scenarios import conv_net, digits
 from torch import Tensor, nn
 
 from coreset_sampler import SyntheticCoreset
-from coreset_sampler.flat import FlatNetwork
-from coreset_sampler.inference.potential import network_potential
-from coreset_sampler.inference.predict import INFERENCES, by_hmc, by_last_layer, by_sgd, by_sghmc, train
-from coreset_sampler.metrics import accuracy
-from coreset_sampler.networks import network
-from coreset_sampler.preprocessing import Raw
+from coreset_sampler.synthetic.flat import FlatNetwork
+from coreset_sampler.synthetic.inference.potential import network_potential
+from coreset_sampler.synthetic.inference.predict import INFERENCES, by_hmc, by_last_layer, by_sgd, by_sghmc, train
+from coreset_sampler.synthetic.metrics import accuracy
+from coreset_sampler.synthetic.networks import network
+from coreset_sampler.synthetic.preprocessing import Raw
 
 MAKE = network("convnet", 1, 10, 8, widths=(8, 16))
 

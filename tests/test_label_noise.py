@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from coreset_sampler.testing import inject_label_noise
+from coreset_sampler.selection.testing import inject_label_noise
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])

@@ -7,8 +7,8 @@ from scenarios import conv_net
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coreset_sampler.inference.last_layer import LastLayerPosterior, features_of
-from coreset_sampler.networks import network
+from coreset_sampler.synthetic.inference.last_layer import LastLayerPosterior, features_of
+from coreset_sampler.synthetic.networks import network
 
 SETTINGS = dict(rho=3.0, gamma=2.0, beta=0.3)
 

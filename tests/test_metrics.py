@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from coreset_sampler.metrics import accuracy, brier, ece, nll
+from coreset_sampler.synthetic.metrics import accuracy, brier, ece, nll
 
 METRICS = [accuracy, nll, ece, brier]
 

@@ -4,7 +4,7 @@ from scenarios import conv_net, digits, trained_net
 from torch import nn
 
 from coreset_sampler import DiagonalLaplace, PointMass, Snapshots, SphericalGaussian
-from coreset_sampler.probe import Probe
+from coreset_sampler.selection.scoring import Probe
 
 
 def view_of(model, **settings):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.func import functional_call
 
 from coreset_sampler.layers import modules_of, parameter_names
-from coreset_sampler.replay import CannotShareError, run_shared
+from coreset_sampler.selection.shared_forward import CannotShareError, run_shared
 
 
 def draws_of(model, layers, redraw=None, count=3):

@@ -15,7 +15,7 @@ from scenarios import digits, train, trained_net
 from torch.utils.data import DataLoader, Dataset
 
 from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, Weighted, strategies
-from coreset_sampler.sampler import systematic_draw
+from coreset_sampler.selection.sampler import systematic_draw
 
 
 class Recorded(Dataset):

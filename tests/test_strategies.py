@@ -6,12 +6,12 @@ import torch
 from scenarios import conv_net, digits, train, trained_net
 
 from coreset_sampler import CoresetSampler, PointMass, SphericalGaussian, cover, strategies
-from coreset_sampler.coreset import Coreset
-from coreset_sampler.strategies.belief import label_belief, label_probability
-from coreset_sampler.strategies.herding import match_mean
-from coreset_sampler.strategies.k_center import farthest_first
-from coreset_sampler.strategies.pools import draw_pools, quotas
-from coreset_sampler.testing import check_strategy
+from coreset_sampler.selection.coreset import Coreset
+from coreset_sampler.selection.strategies.belief import label_belief, label_probability
+from coreset_sampler.selection.strategies.herding import match_mean
+from coreset_sampler.selection.strategies.k_center import farthest_first
+from coreset_sampler.selection.strategies.pools import draw_pools, quotas
+from coreset_sampler.selection.testing import check_strategy
 
 EVERY = {
     **{name: getattr(strategies, name)() for name in strategies.__all__ if name != "warm_up"},

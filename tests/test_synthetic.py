@@ -13,10 +13,10 @@ import safetensors.torch
 import torch
 from torch.utils.data import DataLoader
 
-from coreset_sampler import coreset_file
-from coreset_sampler.coreset_file import CoresetFileError
-from coreset_sampler.preprocessing import ZCA, Normalize, Raw
-from coreset_sampler.synthetic import SyntheticCoreset, load_coreset
+from coreset_sampler.synthetic import file as coreset_file
+from coreset_sampler.synthetic.dataset import SyntheticCoreset, load_coreset
+from coreset_sampler.synthetic.file import CoresetFileError
+from coreset_sampler.synthetic.preprocessing import ZCA, Normalize, Raw
 
 NORMALIZE = Normalize((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 

@@ -26,13 +26,13 @@ from coreset_sampler import (
     PointMass,
     Snapshots,
     SphericalGaussian,
-    distill,
     load_coreset,
     strategies,
 )
-from coreset_sampler.networks import convnet
-from coreset_sampler.preprocessing import Raw
-from coreset_sampler.zoo import index
+from coreset_sampler.synthetic import distillers as distill
+from coreset_sampler.synthetic.networks import convnet
+from coreset_sampler.synthetic.preprocessing import Raw
+from coreset_sampler.synthetic.zoo import index
 
 RECORD = Path(__file__).with_name("unchanged.json")
 N, SIZE, EPOCHS = 600, 40, 3

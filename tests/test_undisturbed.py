@@ -12,7 +12,10 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.data import Dataset, TensorDataset
 
-from coreset_sampler import CoresetSampler, DiagonalLaplace, SphericalGaussian, labels, probe, strategies, undisturbed
+from coreset_sampler import CoresetSampler, DiagonalLaplace, SphericalGaussian, strategies
+from coreset_sampler.selection import labels
+from coreset_sampler.selection import preserve as undisturbed
+from coreset_sampler.selection import scoring as probe
 
 
 def draws_and_gradients(model, data, posterior):

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from coreset_sampler import cli
-from coreset_sampler.formats import hf_dataset, pictures, read_experts, read_published, safe_arrow, safe_torch
-from coreset_sampler.formats.source import load
-from coreset_sampler.preprocessing import ZCA, Normalize, Raw
-from coreset_sampler.synthetic import SyntheticCoreset, load_coreset
-from coreset_sampler.untrusted import CoresetFileError, Limits, printable
+from coreset_sampler.cli import main as cli
+from coreset_sampler.synthetic.dataset import SyntheticCoreset, load_coreset
+from coreset_sampler.synthetic.formats import hf_dataset, pictures, read_experts, read_published, safe_arrow, safe_torch
+from coreset_sampler.synthetic.formats.source import load
+from coreset_sampler.synthetic.preprocessing import ZCA, Normalize, Raw
+from coreset_sampler.synthetic.untrusted import CoresetFileError, Limits, printable
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -453,8 +453,8 @@ class TestOneKindOfError:
 
     @pytest.mark.parametrize("change", [{"method": 5}, {"learning_rate": "x"}, {"classes": "abc"}, {"provenance": [1]}])
     def test_a_description_of_wrong_types_is_one_of_them(self, tmp_path, change):
-        from coreset_sampler import coreset_file
-        from coreset_sampler.synthetic import to_tensors
+        from coreset_sampler.synthetic import file as coreset_file
+        from coreset_sampler.synthetic.dataset import to_tensors
 
         coreset = SyntheticCoreset(torch.rand(6, 3), torch.arange(6) % 3, preprocessing=Raw())
         tensors, description = to_tensors(coreset)

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from coreset_sampler.distill.checkpoint import Progress, load, same, save
-from coreset_sampler.distill.real_data import RealData
-from coreset_sampler.distill.run import as_coreset
-from coreset_sampler.distill.state import DivergedError
-from coreset_sampler.distill.variational import Variational
-from coreset_sampler.image_data import open_images
-from coreset_sampler.inference.predict import by_last_layer
-from coreset_sampler.networks import convnet
+from coreset_sampler.synthetic.distillers.checkpoint import Progress, load, same, save
+from coreset_sampler.synthetic.distillers.real_data import RealData
+from coreset_sampler.synthetic.distillers.run import as_coreset
+from coreset_sampler.synthetic.distillers.state import DivergedError
+from coreset_sampler.synthetic.distillers.variational import Variational
+from coreset_sampler.synthetic.image_data import open_images
+from coreset_sampler.synthetic.inference.predict import by_last_layer
+from coreset_sampler.synthetic.networks import convnet
 
 NETWORK = partial(convnet, 1, 10, 8, widths=(16, 32))
 SMALL = partial(convnet, 1, 3, 8, widths=(4,))

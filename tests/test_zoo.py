@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from coreset_sampler import zoo
-from coreset_sampler.preprocessing import Raw
-from coreset_sampler.synthetic import load_coreset
+from coreset_sampler.synthetic import zoo
+from coreset_sampler.synthetic.dataset import load_coreset
+from coreset_sampler.synthetic.preprocessing import Raw
 
 NAMES = sorted(zoo.index())
 
@@ -47,7 +47,7 @@ def test_every_coreset_says_how_it_was_made_and_measured(name):
 
 def test_picks_are_real_images_of_the_training_part_and_not_of_the_test_part():
     pytest.importorskip("sklearn")
-    from coreset_sampler.zoo.make import digits
+    from make_zoo import digits
 
     data = digits()
     coreset = load_coreset("digits/k-center-10")
@@ -60,7 +60,7 @@ def test_picks_are_real_images_of_the_training_part_and_not_of_the_test_part():
 
 def test_making_a_coreset_again_picks_the_same_images_and_scores_as_recorded():
     pytest.importorskip("sklearn")
-    from coreset_sampler.zoo.make import accuracy, digits, pick
+    from make_zoo import accuracy, digits, pick
 
     data, coreset = digits(), load_coreset("digits/k-center-1")
     assert pick(data, "k-center", 1) == coreset.provenance["train_indices"]
@@ -101,9 +101,10 @@ def test_a_set_learned_by_vbpc_can_be_solved_in_closed_form_and_beats_real_image
 
 def test_a_fresh_network_scores_in_closed_form_as_recorded():
     pytest.importorskip("sklearn")
-    from coreset_sampler.distill.variational_presets import PRESETS
-    from coreset_sampler.inference.predict import by_last_layer
-    from coreset_sampler.zoo.make import digits
+    from make_zoo import digits
+
+    from coreset_sampler.synthetic.distillers.variational_presets import PRESETS
+    from coreset_sampler.synthetic.inference.predict import by_last_layer
 
     data, coreset = digits(), load_coreset("digits/vbpc-1")
     make = PRESETS["digits", 1].network(1, 10, 8)

@@ -1,0 +1,1 @@
+"""Choosing real examples: `CoresetSampler` and what it stands on."""

@@ -1,0 +1,141 @@
+"""Where to look: the weights themselves, Gaussians around them, or other weights of the same network."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..layers import is_norm, modules_of, parameter_names, unwrapped
+from .types import Draw, Layers, View
+
+_log = logging.getLogger("coreset_sampler")
+
+
+def _normal_like(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard normal noise drawn on the CPU, so that a seed means the same on every device."""
+    noise = torch.randn(value.shape, generator=generator, dtype=torch.float32)
+    return noise.to(value.device, value.dtype)
+
+
+def _check_scale(scale: float) -> None:
+    if not (scale >= 0 and scale < float("inf")):
+        raise ValueError(f"scale must be a non-negative number, got {scale}")
+
+
+@dataclass(frozen=True)
+class PointMass:
+    """The current weights and nothing else."""
+
+    def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
+        """The model as it is, `draws` times."""
+        return [{}] * draws
+
+
+@dataclass(frozen=True)
+class SphericalGaussian:
+    r"""The current weights plus noise $\mathcal N(0, \text{scale}^2)$ in the chosen layers.
+
+    The noise is absolute, not relative to the weight. With `redraw=k` only the last `k` of the layers, as the model lists
+    them, are drawn afresh for each draw and those before share one: every draw has the same distribution as without, so
+    expectations stay unbiased, and whatever comes before the `k`-th last layer is computed once for all draws.
+    """
+
+    scale: float = 0.1
+    layers: Layers = "norm"
+    redraw: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_scale(self.scale)
+        if self.redraw is not None and self.redraw < 1:
+            raise ValueError(f"redraw must be at least 1 layer, or None for all of them, got {self.redraw}")
+
+    def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
+        """Independent draws, but for the layers that `redraw` leaves to be shared."""
+        modules = modules_of(view.model, self.layers)
+        if self.layers == "auto" and not any(is_norm(module) for module in modules.values()):
+            _log.info("%s has no norm layer: perturbing %s", type(view.model).__name__, list(modules) or "nothing")
+        parameters = dict(view.model.named_parameters(remove_duplicate=False))
+        fresh = set(parameter_names(dict(list(modules.items())[-self.redraw :] if self.redraw else modules.items())))
+
+        def noisy(name: str) -> Tensor:
+            value = parameters[name].detach()
+            return value + self.scale * _normal_like(value, generator)
+
+        names = [name for name in parameter_names(modules) if name in parameters]
+        shared = {name: noisy(name) for name in names if name not in fresh}
+        return [{**shared, **{name: noisy(name) for name in names if name in fresh}} for _ in range(draws)]
+
+
+@dataclass(frozen=True)
+class DiagonalLaplace:
+    r"""The Laplace approximation with a diagonal Fisher matrix: wide where the loss is flat.
+
+    $\mathcal N(w, \text{scale}^2 (n F + \text{prior})^{-1})$ with $F$ the diagonal Fisher information over `examples`
+    random examples, labels drawn from the model. The papers call it Hessian-Gaussian.
+    """
+
+    scale: float = 1.0
+    layers: Layers = "norm"
+    prior: float = 100.0
+    examples: int = 256
+
+    def __post_init__(self) -> None:
+        _check_scale(self.scale)
+        if self.prior <= 0 or self.examples < 1:
+            raise ValueError(f"prior and examples must be positive, got {self.prior} and {self.examples}")
+
+    def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
+        """Draws of the posterior at the current weights; the Fisher matrix is estimated anew."""
+        names = parameter_names(modules_of(view.model, self.layers))
+        parameters = {
+            name: p.detach() for name, p in view.model.named_parameters(remove_duplicate=False) if name in set(names)
+        }
+        fisher = view.fisher(list(parameters), self.examples, generator)
+        n = len(view.labels)
+        deviation = {name: self.scale / (n * fisher[name] + self.prior).sqrt() for name in parameters}
+        return [
+            {name: p + deviation[name] * _normal_like(p, generator) for name, p in parameters.items()}
+            for _ in range(draws)
+        ]
+
+
+@dataclass
+class Snapshots:
+    """Other weights of the same network: members of an ensemble, or states of this run kept with `add`.
+
+    The latest `draws` of them are used. `states` are state dicts (parameters, and buffers where they are there);
+    they live in memory once.
+    """
+
+    states: Sequence[Mapping[str, Tensor]] = field(default_factory=tuple)
+
+    def add(self, model: nn.Module, keep: int = 4) -> None:
+        """Keeps a copy of the model as it is now, and drops all but the latest `keep`."""
+        state = unwrapped(model).state_dict()
+        copy = {name: value.detach().clone() for name, value in state.items() if isinstance(value, Tensor)}
+        self.states = (*self.states, copy)[-keep:]
+
+    def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
+        """The latest `draws` states."""
+        if len(self.states) < draws:
+            raise ValueError(
+                f"Snapshots holds {len(self.states)} states but draws={draws} were asked for; "
+                "pass as many state dicts as draws, or call add(model) as training goes on"
+            )
+        own: dict[str, Tensor] = {
+            **dict(view.model.named_parameters(remove_duplicate=False)),
+            **dict(view.model.named_buffers(remove_duplicate=False)),
+        }
+        once = {id(value): name for name, value in reversed(own.items())}  # tied weights under their first name
+        for state in self.states[-draws:]:
+            wrong = [name for name, value in state.items() if name not in own or own[name].shape != value.shape]
+            if wrong:
+                raise ValueError(f"a snapshot does not fit the model: {wrong[:3]} are unknown or of another shape")
+        return [
+            {name: value.to(own[name].device) for name, value in state.items() if once[id(own[name])] == name}
+            for state in self.states[-draws:]
+        ]

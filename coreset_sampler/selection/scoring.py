@@ -1,0 +1,316 @@
+"""The one place that runs the user's model for selection: loading, draws, devices, processes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from .. import distributed as ranks
+from ..layers import check_ready, matrix_layers, unwrapped
+from .batch import copied, moved, regrouped
+from .labels import LABEL_KEYS, WORKER_TIMEOUT, label_of, not_one_class
+from .model_state import COPIED_WHOLE, ModelState, WriteGuard
+from .reentrant import ReentrantError, noticing_checkpoints
+from .shared_forward import CannotShareError, run_shared
+from .types import Draw, Forward
+
+T = TypeVar("T")
+
+_WORTH_SHARING = 0.25  # of a network's operations; below that recording costs as much as it spares
+
+
+def default_forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Runs a model on `(x, y)` pairs, or on dicts with `labels` or `label` by keyword, as Hugging Face models like it."""
+    labels = label_of(batch)
+    if isinstance(batch, Mapping):
+        accepted = inspect.signature(model.forward).parameters
+        any_name = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        named = {k: v for k, v in batch.items() if k not in LABEL_KEYS and (any_name or k in accepted)}
+        try:
+            inspect.signature(model.forward).bind(**named)
+        except TypeError as error:
+            raise TypeError(
+                f"the model takes ({', '.join(accepted)}) and cannot be given {sorted(batch)} of a batch by name: {error}. "
+                'Pass forward= to say how, such as forward=lambda model, batch: (model(batch["image"]), batch["label"]).'
+            ) from error
+        output = model(**named)
+    else:
+        if len(batch) > 2 and isinstance(labels, Tensor) and (labels.is_floating_point() or labels.ndim != 1):
+            raise ValueError(
+                f"of a batch's {len(batch)} fields the first is taken for the inputs, the second for the labels, which has "
+                f"shape {tuple(labels.shape)} of {labels.dtype}: not one class an example. Pass labels= and forward= to say "
+                "which is which, such as forward=lambda model, batch: (model(batch[1]), batch[2])."
+            )
+        output = model(batch[0])
+    return logits_of(output), labels
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in a model's output: the tensor itself, `.logits`, `["logits"]`, or the first of a tuple."""
+    logits = getattr(output, "logits", output)
+    if isinstance(logits, Mapping):
+        logits = logits.get("logits")
+    if isinstance(logits, (tuple, list)) and logits:
+        logits = logits[0]
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
+        raise ValueError(
+            f"the model must give logits of shape (batch, classes), got {got}. Pass forward=lambda model, batch: (logits, "
+            "labels). This library is for single-label classification, not for a class a pixel (segmentation) or a word."
+        )
+    if logits.shape[1] == 1:
+        raise ValueError(
+            "the model gives one logit an example; selection needs one for each class. If it is the logit of class 1 of two "
+            "pass a forward= that returns torch.cat([torch.zeros_like(z), z], 1) as logits. If it is a number to predict: "
+            "this library is for single-label classification, not for regression."
+        )
+    return logits
+
+
+class Probe:
+    """The data seen through the current model; what strategies get as their `View`.
+
+    Parameters are replaced for the time of a call and buffers by copies of themselves, so nothing that a forward does
+    to them stays. Other tensors that a forward writes to are found at the first call, and from then on treated alike.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        model: nn.Module,
+        labels: Tensor,
+        *,
+        forward: Forward | None,
+        collate_fn: Any,
+        batch_size: int,
+        num_workers: int,
+        progress: bool,
+        memory: dict[str, Tensor],
+        seed: int,
+    ) -> None:
+        self.model = unwrapped(model)
+        self.labels = labels
+        self.classes = int(labels.max()) + 1
+        self.memory = memory
+        self.figures: dict[str, float] = {}
+        self.forward_examples = 0
+        self._dataset, self._collate_fn = dataset, collate_fn
+        self._batch_size, self._num_workers, self._progress, self._seed = (
+            batch_size,
+            num_workers,
+            progress,
+            seed,
+        )
+        self._forward = forward or default_forward
+        self._own = {
+            **dict(self.model.named_parameters(remove_duplicate=False)),
+            **dict(self.model.named_buffers(remove_duplicate=False)),
+        }
+        buffers = ranks.buffers_of_first(dict(self.model.named_buffers()))
+        self._buffers = {id(self._own[name]): value for name, value in buffers.items()}
+        self._state: ModelState | None = None
+        self._written: set[int] = set()  # ids of tensors that a forward writes to
+        first = next(self.model.parameters(), None)
+        self._device = first.device if first is not None else torch.device("cpu")
+        self._share, self._large = True, False
+        self._width = 0  # of embeddings
+
+    def gradients(self, groups: Iterable[Tensor], draws: Sequence[Draw] = ({},)) -> Iterator[Tensor]:
+        """See `View.gradients`."""
+        groups, draws = list(groups), list(draws)
+        names = {name for draw in draws for name in draw}
+        for name in names - self._own.keys():
+            raise ValueError(f"a draw of the posterior names {name!r}, which {type(self.model).__name__} does not have")
+        self.report(perturbed_parameters=sum(self._own[name].numel() for name in names))
+        yield from regrouped((self._gradients(batch, at, draws) for batch, at in self._batches(groups)), groups)
+
+    def embeddings(self, groups: Iterable[Tensor]) -> Iterator[Tensor]:
+        """See `View.embeddings`."""
+        groups = list(groups)
+        self._width = 0
+        vectors = (self._embeddings(batch, at)[None] for batch, at in self._batches(groups))
+        yield from regrouped(vectors, groups, squeeze=True)
+
+    def fisher(self, names: Sequence[str], examples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """See `View.fisher`.
+
+        With labels drawn from the model the gradients of different examples are uncorrelated and have mean zero, so the
+        square of a batch's summed gradient is an unbiased estimate of the sum of squares; eight label draws a batch.
+        """
+        repeats = 8
+        n = len(self.labels)
+        chosen = torch.randperm(n, generator=generator)[:examples]
+        values = {name: self._own[name].detach().clone().requires_grad_() for name in names}
+        total = {name: torch.zeros_like(value, requires_grad=False) for name, value in values.items()}
+        for batch, at in self._batches([chosen]):
+            with torch.enable_grad():
+                with noticing_checkpoints() as hidden:
+                    logits, _ = self._run(batch, values)
+                log_p = self._checked(logits, at).log_softmax(1)
+                for repeat in range(repeats):
+                    y = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
+                    loss = -log_p.gather(1, y).sum()
+                    more = repeat + 1 < repeats
+                    with noticing_checkpoints():
+                        parts = torch.autograd.grad(loss, list(values.values()), retain_graph=more, allow_unused=True)
+                    if hidden and any(part is None for part in parts):
+                        raise ReentrantError
+                    if all(part is None for part in parts):
+                        raise ValueError(
+                            "the loss does not depend on the layers that the Laplace posterior is asked for; name others"
+                        )
+                    for name, part in zip(values, parts, strict=True):
+                        if part is not None:  # else the network does not use it, and the prior is all there is
+                            total[name] += part.detach() ** 2 / (repeats * len(chosen))
+        return total
+
+    def mine(self, items: Sequence[T]) -> list[T]:
+        """See `View.mine`."""
+        return ranks.share(items)
+
+    def gather(self, mine: Sequence[T]) -> list[T]:
+        """See `View.gather`."""
+        return ranks.gather(mine)
+
+    def report(self, **figures: float) -> None:
+        """See `View.report`."""
+        self.figures.update(figures)
+
+    def _batches(self, groups: list[Tensor]) -> Iterator[tuple[Any, Tensor]]:
+        """Batches of the groups' examples in order, on the model's device, with their indices."""
+        check_ready(self.model)
+        order = torch.cat(groups) if groups else torch.empty(0, dtype=torch.int64)
+        loader = DataLoader(
+            self._dataset,
+            batch_size=self._batch_size,
+            sampler=order.tolist(),
+            num_workers=self._num_workers,
+            collate_fn=self._collate_fn,
+            generator=torch.Generator().manual_seed(self._seed),
+            timeout=WORKER_TIMEOUT if self._num_workers else 0,
+        )
+        quiet = not self._progress or ranks.world()[0] != 0
+        shown = tqdm(loader, "selecting", unit="batch", delay=2, disable=quiet, leave=False)
+        for batch, at in zip(shown, order.split(self._batch_size), strict=True):
+            yield moved(batch, self._device), at
+
+    def _run(self, batch: Any, draw: Draw) -> tuple[Tensor, Tensor]:
+        first = self._state is None
+        state = self._state = self._state or ModelState(self.model)
+        values = {key: value.clone() for key, value in self._buffers.items()}  # a forward may write into them
+        drawn = {id(self._place(name, state)): value for name, value in draw.items()}
+        values.update(drawn)
+        values.update({key: values.get(key, state.tensors[key]).clone() for key in self._written})
+        guard = WriteGuard([*state.tensors.items(), *drawn.items()]) if first or self._large else None
+        try:
+            with state.holding(values), guard or nullcontext():
+                return self._forward(self.model, batch)
+        finally:
+            if guard is not None:
+                guard.undo()
+                self._written |= guard.written
+                self._large = guard.bytes > COPIED_WHOLE
+
+    def _place(self, name: str, state: ModelState) -> Tensor:
+        if not state.has_place(self._own[name]):
+            raise ValueError(
+                f"{name} of {type(self.model).__name__} cannot be replaced by a draw of the posterior, as the parameters of "
+                "a scripted model cannot. Pass the model before torch.jit.script, or a strategy without draws, such as "
+                "strategies.crest()."
+            )
+        return self._own[name]
+
+    def _run_draws(self, batch: Any, draws: list[Draw]) -> list[tuple[Tensor, Tensor]]:
+        own = {**self._own, **draws[0]}  # a name that a draw leaves out keeps the model's value
+        names = dict.fromkeys(name for draw in draws for name in draw)
+        changed = [own[name] for name in names if any(d.get(name, self._own[name]) is not own[name] for d in draws[1:])]
+        if len(draws) > 1 and not changed:
+            return [self._run(batch, draws[0])] * len(draws)
+        if len(draws) > 1 and self._share:
+            try:
+                given, written = copied(batch), len(self._written)
+                outputs, spared = run_shared(lambda draw: self._run(given, draw), draws, changed)
+                if len(self._written) > written:
+                    raise CannotShareError("the network writes into its own parameters")
+                self._share = spared > _WORTH_SHARING
+                return outputs
+            except CannotShareError:
+                self._share = False  # separate runs give the same numbers, only later
+        if len(draws) == 1:
+            return [self._run(batch, draws[0])]
+        return [self._run(copied(batch), draw) for draw in draws]  # a network may write into what it is given
+
+    def _gradients(self, batch: Any, at: Tensor, draws: list[Draw]) -> Tensor:
+        outputs = self._run_draws(batch, draws)
+        self.forward_examples += len(at) * len(draws)
+        expected = self.labels[at]
+        found = torch.as_tensor(outputs[0][1]).to("cpu")
+        if found.is_floating_point() or found.shape != expected.shape:
+            raise not_one_class(f"labels in a batch of {len(at)}", found)
+        if not torch.equal(found.long(), expected):
+            where = int((found != expected).nonzero()[0])
+            raise ValueError(
+                f"example {int(at[where])} comes with label {int(found[where])}, but the data set's stored labels say "
+                f"{int(expected[where])}. If labels are changed on the way, pass labels= with those that training sees."
+            )
+        logits = torch.stack([self._checked(output, at) for output, _ in outputs])
+        if self.classes > logits.shape[2]:
+            way_out = "If they are not the classes, pass labels= and forward=."
+            if int(self.labels.min()) == 1 and self.classes - 1 == logits.shape[2]:
+                way_out = "They count from 1 and must count from 0: let the data set return y - 1, labels= the same."
+            raise ValueError(
+                f"labels go up to {self.classes - 1}, but the model gives {logits.shape[2]} logits. {way_out}"
+            )
+        gradients = logits.softmax(2)
+        gradients[:, torch.arange(len(at)), expected.to(logits.device)] -= 1
+        return gradients.cpu()
+
+    def _checked(self, logits: Tensor, at: Tensor) -> Tensor:
+        logits = logits_of(logits).float()
+        if len(logits) != len(at):
+            raise ValueError(f"the model gave {len(logits)} rows of logits for {len(at)} examples")
+        if not bool(torch.isfinite(logits.detach().sum())):  # one pass without a copy; NaN and inf survive a sum
+            bad = ~torch.isfinite(logits.detach()).all(1)
+            if not bool(bad.any()):
+                return logits  # only their sum is too large
+            raise ValueError(
+                f"the model gives NaN or infinite logits for {int(bad.sum())} of {len(at)} candidates (the first is example "
+                f"{int(at[int(bad.nonzero()[0])])}). Has training diverged? If not, lower the posterior's scale."
+            )
+        return logits
+
+    def _embeddings(self, batch: Any, at: Tensor) -> Tensor:
+        """What the layer with a weight matrix that is called last receives: that one makes the logits."""
+        received: list[Tensor] = []
+
+        def note(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            received[:] = [v for v in (*inputs, *named.values()) if isinstance(v, Tensor)][:1]
+
+        layers = [self.model.get_submodule(name) for name in matrix_layers(self.model)]
+        handles = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
+        try:
+            self._checked(self._run(batch, {})[0], at)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not received or len(received[0]) != len(at):
+            got = tuple(received[0].shape) if received else "nothing"
+            raise ValueError(
+                f"the last layer with a weight matrix received {got} for {len(at)} examples: no embeddings"
+            )
+        self.forward_examples += len(at)
+        vectors = received[0].detach().flatten(1).float().cpu()
+        self._width = self._width or vectors.shape[1]
+        if vectors.shape[1] != self._width:
+            raise ValueError(
+                f"the head receives {self._width} numbers an example in one batch and {vectors.shape[1]} in another, so "
+                "they cannot be compared. Pass a collate_fn= that pads to one length, or a strategy that looks at gradients."
+            )
+        return vectors
