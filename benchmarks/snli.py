@@ -158,8 +158,7 @@ def train(job: Row, args: argparse.Namespace) -> Row:
     )  # fmt: skip
     trainer = snli.trainer_of(
         own, train_set, dict(fraction=fraction, weights=weights, strategy=strategy), bf16=setting.bf16,
-        fp16=torch.cuda.is_available() and not setting.bf16, use_cpu=setting.bf16 and not torch.cuda.is_available(),
-        save_steps=args.save_steps, disable_tqdm=args.quiet,
+        fp16=torch.cuda.is_available() and not setting.bf16, save_steps=args.save_steps, disable_tqdm=args.quiet,
     )  # fmt: skip
     began = {kind: clock() for kind, clock in CLOCKS.items()}
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if folder.exists() else None)

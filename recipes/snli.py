@@ -82,6 +82,7 @@ def trainer_of(args: argparse.Namespace, train_set: Dataset, coreset: dict, **mo
         output_dir=str(args.output), seed=args.seed, learning_rate=args.lr, weight_decay=0.01, warmup_steps=0.1,
         num_train_epochs=args.passes / coreset["fraction"], per_device_train_batch_size=args.batch_size,
         per_device_eval_batch_size=100, fp16=torch.cuda.is_available(), save_total_limit=1, logging_steps=20, report_to=[],
+        use_cpu=not torch.accelerator.is_available(),  # else torchrun's processes train each for itself there
     )  # fmt: skip
     return CoresetTrainer(
         model=load_model(args.model, args.freeze),

@@ -360,3 +360,22 @@ def test_two_processes_run_a_benchmark_together(digits_folder, tmp_path):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert len(rows_of(tmp_path / "log.jsonl")) == 1
+
+
+def test_every_script_that_a_page_names_is_there_and_has_that_command():
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "recipes" / "README.md"]
+    pages += [*(ROOT / "recipes").glob("*.py"), *BENCHMARKS.glob("*.py")]
+    named = [
+        (page, found) for page in pages for found in re.findall(r"((?:recipes|benchmarks)/\w+\.py)", page.read_text())
+    ]
+    assert named
+    for page, script in named:
+        assert (ROOT / script).exists(), f"{page.name}: {script}"
+    commands = {
+        found for page in pages for found in re.findall(r"benchmarks/(\w+)\.py ([a-z]+) --data", page.read_text())
+    }
+    assert ("fashion_mnist", "ablation") in commands
+    for name, command in commands:
+        study = importlib.import_module(name).STUDY
+        assert command in {"run", "tune", "table"} or study.ablation, f"{name} {command}"
+        assert command != "time" or any(setting.lengths for setting in study.settings.values()), f"{name} {command}"
