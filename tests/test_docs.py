@@ -45,6 +45,7 @@ def test_the_first_page_ends_with_a_gain_over_uniform_sampling(tmp_path, monkeyp
     assert set(names["sampler"].stats) <= table, "an entry of stats is not explained"
 
 
+@pytest.mark.recipe
 def test_the_notebook_tells_wrong_labels_and_trains_on_ten_images(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib").use("Agg")
     notebook = json.loads((DOCS / "start.ipynb").read_text(encoding="utf-8"))
@@ -73,6 +74,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.integration
 def test_the_reference_has_every_public_name(site):
     for page, package in (("", coreset_sampler), ("strategies/", strategies)):
         shown = set(re.findall(r'<h2 id="([\w.]+)"', (site / "reference" / page / "index.html").read_text()))
@@ -80,6 +82,7 @@ def test_the_reference_has_every_public_name(site):
         assert not public - {name.split(".")[-1] for name in shown}
 
 
+@pytest.mark.integration
 def test_the_site_asks_nothing_of_other_hosts_and_writes_formulas_itself(site):
     pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     for path, page in pages.items():
