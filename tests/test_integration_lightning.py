@@ -1,6 +1,7 @@
 """Lightning's own Trainer: epochs, checkpoints in the middle and at the end, figures in the logger, one process and two."""
 
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
@@ -93,12 +94,13 @@ def test_a_callback_for_another_sampler_than_the_loader_s_is_refused(tmp_path):
 
 
 class Small(L.LightningModule):
-    """Notes at each forward of a selection its precision."""
+    """Notes at each forward of a selection its precision, on the class: a selection leaves no trace on the module."""
+
+    noted: ClassVar[list] = []
 
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.LayerNorm(16), nn.Linear(16, 10))
-        self.noted = []
 
     def forward(self, x):
         if not self.training:
@@ -115,6 +117,7 @@ class Small(L.LightningModule):
 
 def fit_small(loaders=lambda loader: loader, workers=0, **options):
     module, data = Small(), Noted()
+    Small.noted.clear()
     sampler = CoresetSampler(data, module, **settings())
     quiet = dict(enable_progress_bar=False, enable_model_summary=False, logger=False, enable_checkpointing=False)
     trainer = L.Trainer(**dict(max_epochs=1, accelerator="cpu", callbacks=[CoresetCallback(sampler)]) | quiet | options)

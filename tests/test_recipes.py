@@ -132,7 +132,7 @@ def test_snli_trains_and_goes_on_from_a_checkpoint(sentences, tiny_bert, tmp_pat
     run(module, monkeypatch, *options, "--passes", 1)
     assert re.search(r"accuracy \d\.\d+\nselection took \d+% of the time", capsys.readouterr().out)
     assert list(tmp_path.glob("checkpoint-*/coreset_sampler.pt"))
-    run(module, monkeypatch, *options, "--passes", 1.2, "--resume")
+    run(module, monkeypatch, *options, "--passes", 1.04, "--resume")  # as long a warm-up, so the same strategy
     assert "accuracy" in capsys.readouterr().out
 
 
