@@ -15,7 +15,7 @@ from scenarios import run_snippets
 import coreset_sampler
 from coreset_sampler import strategies
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 CARDS = sorted((DOCS / "cards").glob("*.md"))
 INTEGRATIONS = sorted((DOCS / "integrations").glob("*.md"))
 FRAMEWORKS = dict(

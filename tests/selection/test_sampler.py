@@ -265,7 +265,7 @@ KILLED = """
 @pytest.mark.integration
 def test_after_sigkill_in_mid_epoch_the_remaining_indices_are_the_same(tmp_path):
     path = str(tmp_path / "state.pt")
-    script = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parent), path=path))
+    script = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parents[1]), path=path))
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if line.strip() == "1 2":
