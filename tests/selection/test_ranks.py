@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = """
 import os, sys, time, warnings, torch, torch.distributed as dist
 sys.path.insert(0, {tests!r})

@@ -204,6 +204,7 @@ def test_a_position_after_the_last_batch_is_the_next_epoch_and_below_0_an_error(
         first.state_dict(position=-1)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop_after", [1, 4, 6, None])
 def test_stateful_data_loader_resumes_exactly(workers, stop_after):

@@ -20,6 +20,8 @@ from fuzz import SEEDS, canary, finding
 
 from coreset_sampler.synthetic.untrusted import CoresetFileError
 
+pytestmark = pytest.mark.integration
+
 
 def run(folder: Path, kinds: list[str], mutants: int) -> dict[str, list[str]]:
     """Findings of each kind."""
