@@ -125,9 +125,10 @@ def test_contributing_names_files_that_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for name in re.findall(r"`((?:coreset_sampler|docs|tests)/[\w/.]*)`", text):
         assert (ROOT / name).exists(), name
-    for folder, shortest in (("strategies", "k_center.py"), ("distill", "forward_kl.py"), ("formats", "datm.py")):
-        assert f"`{shortest}`" in text
-        assert (ROOT / "coreset_sampler" / folder / shortest).exists()
+    shortest = ("selection/strategies/k_center.py", "synthetic/distillers/forward_kl.py", "synthetic/formats/datm.py")
+    for path in (ROOT / "coreset_sampler" / name for name in shortest):
+        assert f"`{path.name}`" in text
+        assert path.exists()
 
 
 def test_no_committed_project_file_names_this_machine():
