@@ -143,3 +143,9 @@ def test_links_between_the_pages_lead_somewhere():
         for link in page.read_text(encoding="utf-8").split("](")[1:]:
             target = link.split(")")[0].split("#")[0]
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_page_on_architecture_names_every_module_and_no_other():
+    rooms = (DOCS / "architecture.md").read_text(encoding="utf-8").split("## Rooms")[1].split("    integrations/")[0]
+    named = set(re.findall(r"\b(\w+\.py)\b", rooms)) | {"__main__.py"}
+    assert named == {path.name for path in (DOCS.parent / "coreset_sampler").rglob("*.py")}
