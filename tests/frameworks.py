@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from coreset_sampler import CoresetSampler, strategies
 
 TESTS = Path(__file__).parent
+SCRIPTS = TESTS / "integrations"
 SEED, SIZE = 3, 90
 
 
@@ -76,7 +77,12 @@ def launch(script: Path, *arguments: str) -> str:
 
 def quiet_environment() -> dict[str, str]:
     """One thread a process, no hub, and the modules of the tests in reach."""
-    own = dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PYTHONPATH=str(TESTS), CUDA_VISIBLE_DEVICES="")
+    own = dict(
+        OMP_NUM_THREADS="1",
+        HF_HUB_OFFLINE="1",
+        PYTHONPATH=os.pathsep.join([str(TESTS), str(SCRIPTS)]),
+        CUDA_VISIBLE_DEVICES="",
+    )
     return {**os.environ, **own, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -84,7 +90,7 @@ def quiet_environment() -> dict[str, str]:
 def two_processes(script: str = "two_processes.py", *arguments: str) -> list[dict[str, Any]]:
     """What the script of that name notes down in each of two processes; it runs once a session."""
     with tempfile.TemporaryDirectory() as folder:
-        launch(TESTS / script, folder, *arguments)
+        launch(SCRIPTS / script, folder, *arguments)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 

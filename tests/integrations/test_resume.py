@@ -7,6 +7,7 @@ import pytest
 from frameworks import ray_session, two_processes
 from resume_cases import BATCH, EPOCHS, FRAMEWORKS, MIDDLE, SIZE, cases
 
+pytestmark = pytest.mark.integration
 NAMES = [framework.__name__ for framework in FRAMEWORKS]
 BY_NAME = dict(zip(NAMES, FRAMEWORKS, strict=True))
 

@@ -92,6 +92,7 @@ def test_a_model_without_values_is_refused(strategy):
     CoresetSampler(digits(), model, size=50, strategy=strategies.uniform()).select()
 
 
+@pytest.mark.integration
 def test_a_model_that_accelerate_has_offloaded_is_refused():
     accelerate = pytest.importorskip("accelerate")
     model = accelerate.cpu_offload(conv_net(), execution_device=torch.device("cpu"))

@@ -38,6 +38,7 @@ def test_a_plain_network_gives_the_same_bits(layers, redraw):
     assert_shared_equals_separate(model, lambda d: functional_call(model, d, (x,)), layers, redraw)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050"])
 def test_timm_networks_give_the_same_bits(name):
     timm = pytest.importorskip("timm")
@@ -47,6 +48,7 @@ def test_timm_networks_give_the_same_bits(name):
         assert_shared_equals_separate(model, lambda d: functional_call(model, d, (x,)), layers, redraw)
 
 
+@pytest.mark.integration
 def test_a_hugging_face_encoder_gives_the_same_bits():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.integration
+
 SCRIPT = """
 import os, sys, time, warnings, torch, torch.distributed as dist
 sys.path.insert(0, {tests!r})
@@ -125,7 +127,7 @@ out["lightning"] = warned(lambda: list(shared))
 def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     script = folder / "script.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), body=textwrap.dedent(BODY), out=str(folder)))
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1]), body=textwrap.dedent(BODY), out=str(folder)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]

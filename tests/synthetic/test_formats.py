@@ -16,7 +16,7 @@ from coreset_sampler.synthetic.formats.source import load
 from coreset_sampler.synthetic.preprocessing import ZCA, Normalize, Raw
 from coreset_sampler.synthetic.untrusted import CoresetFileError, Limits
 
-PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "published"
+PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "published"
 CIFAR = Normalize((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
@@ -618,4 +618,4 @@ def test_the_snippets_of_the_docs_run_as_printed(page, tmp_path, monkeypatch):
     torch.save(images(channels=1, size=28), tmp_path / "images_best.pt")
     torch.save(labels(), tmp_path / "labels_best.pt")
     monkeypatch.chdir(tmp_path)
-    run_snippets(Path(__file__).resolve().parents[1] / "docs" / page)
+    run_snippets(Path(__file__).resolve().parents[2] / "docs" / page)

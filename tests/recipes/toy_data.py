@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NUMBER = r"[01]\.\d{3} ± \d\.\d{3}"
 
 

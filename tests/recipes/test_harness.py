@@ -69,6 +69,7 @@ def test_a_line_that_was_cut_off_by_a_kill_is_run_again(tmp_path):
     assert [json.loads(line)["number"] for line in file.read_text().splitlines()] == [2, 3]
 
 
+@pytest.mark.integration
 def test_workers_are_processes_of_their_own(tmp_path):
     rows = run_all([{"number": number} for number in range(4)], square, tmp_path / "rows.jsonl", workers=2)
     assert [row["square"] for row in rows] == [0, 1, 4, 9]

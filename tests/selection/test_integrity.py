@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 from collections import OrderedDict
 
 import numpy as np
@@ -430,6 +431,8 @@ MODELS = {
     "timm test_vit": (lambda: timm_model("test_vit", img_size=32), images),
     "timm test_efficientnet": (lambda: timm_model("test_efficientnet"), images),
 }  # fmt: skip
+OF_FRAMEWORKS = re.compile("BERT|GPT|ViT|timm")
+KINDS = [pytest.param(kind, marks=[pytest.mark.integration] * bool(OF_FRAMEWORKS.search(kind))) for kind in MODELS]
 
 LOOKS = {
     "stable": strategies.stable,
@@ -544,7 +547,7 @@ def assert_comes_back(kind, names, selections=1):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_model_comes_back_as_it_was(kind):
     assert_comes_back(kind, EVERY_RUN)
 

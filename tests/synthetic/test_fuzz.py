@@ -1,6 +1,6 @@
 """Every reader on changed files: no crash, no hang, nothing executed or started, every error of the library's own kind.
 
-A failing mutant is named by its kind and number. To read it once more: `python tests/fuzz.py FOLDER N N+1 KIND`.
+A failing mutant is named by its kind and number. To read it once more: `python tests/synthetic/fuzz.py FOLDER N N+1 KIND`.
 """
 
 import json
@@ -19,6 +19,8 @@ pytest.importorskip("PIL")
 from fuzz import SEEDS, canary, finding
 
 from coreset_sampler.synthetic.untrusted import CoresetFileError
+
+pytestmark = pytest.mark.integration
 
 
 def run(folder: Path, kinds: list[str], mutants: int) -> dict[str, list[str]]:

@@ -45,7 +45,7 @@ dist.destroy_process_group()
 
 def run_on_two(tmp_path, strategy, cls="DistributedCoresetSampler", overhead="None", drift=0.05, net="trained_net()"):
     script = tmp_path / "script.py"
-    tests = str(Path(__file__).parent)
+    tests = str(Path(__file__).parents[1])
     values = dict(tests=tests, strategy=strategy, cls=cls, overhead=overhead, drift=drift, net=net, out=str(tmp_path))
     script.write_text(SCRIPT.format(**values))
     command = [

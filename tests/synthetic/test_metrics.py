@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from coreset_sampler.synthetic.metrics import accuracy, brier, ece, nll
 
@@ -30,8 +29,11 @@ def test_certainty_has_the_best_and_the_worst_values():
     assert 80 < nll(sure, wrong) < 90
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("seed", range(5))
 def test_calibration_error_is_that_of_torchmetrics(seed):
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
     generator = torch.Generator().manual_seed(seed)
     probabilities = (3 * torch.randn(2000, 10, generator=generator)).softmax(1)
     labels = torch.randint(10, (2000,), generator=generator)

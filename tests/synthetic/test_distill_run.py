@@ -257,6 +257,7 @@ def _stopped_after(step, progress, path):
     return checkpoint.load(path)[0]
 
 
+@pytest.mark.integration
 def test_a_second_process_on_the_same_output_is_refused_and_a_killed_one_is_not_waited_for(experts, tmp_path, capsys):
     output = tmp_path / "a.safetensors"
     arguments = distill_digits(experts, output, "--steps", "100000", "--save-every", "0")

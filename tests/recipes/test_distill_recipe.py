@@ -9,7 +9,7 @@ import pytest
 from scenarios import run_snippets
 
 pytest.importorskip("sklearn")
-RECIPE = Path(__file__).parent.parent / "recipes" / "distill.py"
+RECIPE = Path(__file__).parents[2] / "recipes" / "distill.py"
 
 
 @pytest.mark.recipe

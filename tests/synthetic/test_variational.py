@@ -98,7 +98,7 @@ def closed_form_accuracy(distiller, state, split, seed):
 
 def test_on_digits_the_loss_falls_and_ten_images_beat_random_real_ones_by_far(digits):
     split, data = digits
-    distiller = Variational(NETWORK, batch=64, decay=400)
+    distiller = Variational(NETWORK, batch=64, decay=200)
     real = [
         closed_form_accuracy(
             distiller, distiller.init(*data.per_class(1, torch.Generator().manual_seed(s)), seed=s), split, s
@@ -106,7 +106,7 @@ def test_on_digits_the_loss_falls_and_ten_images_beat_random_real_ones_by_far(di
         for s in range(3)
     ]
     state, losses = distiller.init(*data.per_class(1, torch.Generator().manual_seed(0)), seed=0), []
-    for _ in range(400):
+    for _ in range(200):
         state, info = distiller.step(state, data)
         losses.append(info["cross_entropy"])
     learned = [closed_form_accuracy(distiller, state, split, s) for s in range(3)]

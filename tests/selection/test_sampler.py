@@ -204,6 +204,7 @@ def test_a_position_after_the_last_batch_is_the_next_epoch_and_below_0_an_error(
         first.state_dict(position=-1)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop_after", [1, 4, 6, None])
 def test_stateful_data_loader_resumes_exactly(workers, stop_after):
@@ -265,7 +266,7 @@ KILLED = """
 @pytest.mark.integration
 def test_after_sigkill_in_mid_epoch_the_remaining_indices_are_the_same(tmp_path):
     path = str(tmp_path / "state.pt")
-    script = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parent), path=path))
+    script = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parents[1]), path=path))
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if line.strip() == "1 2":

@@ -201,6 +201,7 @@ def test_a_perturbed_draw_equals_a_copy_of_the_model_with_that_noise():
         assert torch.allclose(gradients, expected, atol=1e-6)
 
 
+@pytest.mark.integration
 def test_forward_understands_dicts_and_hugging_face_outputs():
     transformers = pytest.importorskip("transformers")
     datasets = pytest.importorskip("datasets")
