@@ -46,10 +46,10 @@ from coreset_sampler.synthetic.inference.last_layer import features_of
 from coreset_sampler.synthetic.inference.predict import Inference, by_hmc, by_last_layer, by_sgd
 from coreset_sampler.synthetic.networks import description
 
-_RATES = [{"lr": 100.0, "inner_rate": 0.03}, {"lr": 1000.0, "inner_rate": 0.03}, {"lr": 1000.0, "inner_rate": 0.1}]
+_RATES = [{"lr": 100.0, "inner_lr": 0.03}, {"lr": 1000.0, "inner_lr": 0.03}, {"lr": 1000.0, "inner_lr": 0.1}]
 GRID: dict[str, list[dict[str, float]]] = {
     "rkl": [{"lr": 300.0}, {"lr": 3000.0}, {"lr": 30000.0}],
-    "w": [{"lr": 1000.0, "inner_rate": 0.03}, {"lr": 300.0, "inner_rate": 0.1}, {"lr": 3000.0, "inner_rate": 0.1}],
+    "w": [{"lr": 1000.0, "inner_lr": 0.03}, {"lr": 300.0, "inner_lr": 0.1}, {"lr": 3000.0, "inner_lr": 0.1}],
     "fkl": _RATES,
     "cd": _RATES,
 }

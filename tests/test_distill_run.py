@@ -17,15 +17,15 @@ from torch import Generator
 
 from coreset_sampler import load_coreset
 from coreset_sampler.cli import main as cli
-from coreset_sampler.synthetic import distillers as distill
+from coreset_sampler.synthetic import distillers
 from coreset_sampler.synthetic.distillers import checkpoint
 from coreset_sampler.synthetic.distillers.checkpoint import Progress, same
 from coreset_sampler.synthetic.distillers.presets import METHODS, PRESETS
 from coreset_sampler.synthetic.distillers.run import StoppedError, run, saver, settings_of
 
 PROBLEM = GaussianMean()
-DISTILLER = distill.wasserstein(
-    PROBLEM.network, loss=PROBLEM.loss, lr=1.0, inner_steps=3, inner_rate=0.1, augmentation=None
+DISTILLER = distillers.Wasserstein(
+    PROBLEM.network, loss=PROBLEM.loss, lr=1.0, inner_steps=3, inner_lr=0.1, augmentation=None
 )
 
 
@@ -68,11 +68,11 @@ def test_ctrl_c_and_sigterm_finish_the_step_save_and_stop(tmp_path, number):
 def test_divergence_saves_the_state_before_it(tmp_path):
     path = tmp_path / "run.safetensors"
     wild = replace(DISTILLER, lr=1e200)
-    with pytest.raises(distill.DivergedError, match="lower lr"):
+    with pytest.raises(distillers.DivergedError, match="lower lr"):
         run(wild, begin(), PROBLEM, steps=50, save=saver(path, {}))
     saved = checkpoint.load(path)[0].state
     assert bool(torch.isfinite(saved.inputs).all())
-    with pytest.raises(distill.DivergedError):
+    with pytest.raises(distillers.DivergedError):
         wild.step(saved, PROBLEM)
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_is_no_coreset_and_a_coreset_no_checkpoint(tmp_path):
 
 
 def test_settings_are_plain_values():
-    settings = settings_of(distill.contrastive_divergence(PROBLEM.network, energy=distill.Focal(gamma=3.0)))
+    settings = settings_of(distillers.ContrastiveDivergence(PROBLEM.network, energy=distillers.Focal(gamma=3.0)))
     assert settings["energy"] == "Focal(gamma=3.0)"
     assert settings["augmentation"] == "augment"
     assert "network" not in settings
@@ -231,7 +231,7 @@ def test_a_changed_setting_on_resume_is_recorded(experts, tmp_path):
 
 
 def test_real_data_alone_cannot_stand_in_for_experts():
-    data = distill.RealData(torch.zeros(3, 2), torch.arange(3))
+    data = distillers.RealData(torch.zeros(3, 2), torch.arange(3))
     with pytest.raises(ValueError, match="learns from experts"):
         data.segment(1, Generator())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from types import FunctionType
 from typing import Any, ClassVar
@@ -71,11 +71,7 @@ class Variational:
     name: ClassVar[str] = "vbpc"
 
     def __post_init__(self) -> None:
-        skipped = ("network", "_", "decay", "augmentation", "compiled")
-        checked = [each.name for each in fields(self) if each.name not in skipped]
-        pixels.check_settings(**{name: getattr(self, name) for name in checked})
-        if self.decay is not None:
-            pixels.check_settings(decay=self.decay)
+        pixels.check_settings(self)
 
     def init(self, inputs: Tensor, targets: Tensor, *, seed: int = 0) -> State:
         """The state before the first step: these examples, their targets centred and scaled, a pool of fresh networks."""
@@ -215,9 +211,6 @@ class Variational:
     def _diverged(self, state: State, why: str) -> DivergedError:
         lower = f"lower lr (now {self.lr:g}), label_lr (now {self.label_lr:g}) or pool_lr (now {self.pool_lr:g})"
         return DivergedError(f"step {state.step}: {why}: {lower}, and go on from before it")
-
-
-variational = Variational
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
