@@ -486,7 +486,7 @@ class TestOneKindOfError:
             torch.arange(6) % 3,
             preprocessing=Raw(),
             method=evil,
-            classes=("a", evil, "c"),
+            class_names=("a", evil, "c"),
             provenance={evil: evil, "x": {evil: 1}},
         )
         coreset.save(tmp_path / "a.safetensors")

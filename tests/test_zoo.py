@@ -31,7 +31,7 @@ def test_a_coreset_is_what_the_index_says(name):
     assert coreset.method == entry["method"]
     assert coreset.images_per_class == entry["images_per_class"]
     assert len(coreset) == 10 * entry["images_per_class"]
-    assert len(coreset.classes) == 10
+    assert len(coreset.class_names) == 10
     assert coreset.provenance["accuracy"] == entry["accuracy"]
     assert coreset.provenance["licence"] == entry["licence"]
 
@@ -101,9 +101,9 @@ def test_a_set_learned_by_vbpc_can_be_solved_in_closed_form_and_beats_real_image
 
 def test_a_fresh_network_scores_in_closed_form_as_recorded():
     pytest.importorskip("sklearn")
+    from coreset_sampler.synthetic.distillers.variational_presets import PRESETS
     from make_zoo import digits
 
-    from coreset_sampler.synthetic.distillers.variational_presets import PRESETS
     from coreset_sampler.synthetic.inference.predict import by_last_layer
 
     data, coreset = digits(), load_coreset("digits/vbpc-1")

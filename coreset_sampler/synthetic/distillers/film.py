@@ -16,7 +16,7 @@ from ..preprocessing import Preprocessing
 def draw_film(
     frames: Mapping[int, Tensor], path: str | os.PathLike[str], *, preprocessing: Preprocessing, title: str = ""
 ) -> None:
-    """Writes frames `(classes, channels, h, w)` by step to `path` (.png, .pdf, .svg), oldest on the left."""
+    """Writes frames `(num_classes, channels, h, w)` by step to `path` (.png, .pdf, .svg), oldest on the left."""
     figures = need("matplotlib.figure", extra="plots", what="pictures")
     if not frames:
         raise ValueError("frames must hold at least one step, got none: only images are filmed")

@@ -13,7 +13,7 @@ from ..preprocessing import Preprocessing
 class RealData:
     """Inputs `(n, ...)` and targets. Bytes are pixels and become floats in [0, 1], then go through `preprocessing`.
 
-    Only a batch is ever held as floats, and put on `device`. Targets are class numbers `(n,)` or soft `(n, classes)`;
+    Only a batch is ever held as floats, and put on `device`. Targets are class numbers `(n,)` or soft `(n, num_classes)`;
     classes may be of any size, and batches have them as the data do.
     """
 

@@ -82,8 +82,8 @@ class Variational:
             memory |= self._newborn(i, generator, inputs)
         memory["ages"] = torch.arange(self.pool) * self.max_age // self.pool
         with torch.no_grad():
-            classes = fresh(self.network, generator).to(inputs.dtype).eval()(inputs[:1].cpu()).shape[-1]
-        learned = self.label_scale * _centred(targets, classes).to(inputs)
+            num_classes = fresh(self.network, generator).to(inputs.dtype).eval()(inputs[:1].cpu()).shape[-1]
+        learned = self.label_scale * _centred(targets, num_classes).to(inputs)
         return replace(begun, targets=learned, memory=memory | adam.begin("targets", learned))
 
     def step(self, state: State, source: Source) -> tuple[State, Info]:
@@ -217,18 +217,18 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
-def _centred(targets: Tensor, classes: int) -> Tensor:
-    """Class numbers or probabilities as vectors `(n, classes)` that sum to zero."""
+def _centred(targets: Tensor, num_classes: int) -> Tensor:
+    """Class numbers or probabilities as vectors `(n, num_classes)` that sum to zero."""
     if targets.ndim == 1 and not targets.is_floating_point():
-        if int(targets.min()) < 0 or int(targets.max()) >= classes:
+        if int(targets.min()) < 0 or int(targets.max()) >= num_classes:
             found = f"{int(targets.min())}..{int(targets.max())}"
             raise ValueError(
-                f"targets must be classes 0..{classes - 1}, which the network has outputs for, got {found}"
+                f"targets must be classes 0..{num_classes - 1}, which the network has outputs for, got {found}"
             )
-        return functional.one_hot(targets.long(), classes).float() - 1 / classes
-    if targets.ndim != 2 or targets.shape[1] != classes or not on_simplex(targets):
+        return functional.one_hot(targets.long(), num_classes).float() - 1 / num_classes
+    if targets.ndim != 2 or targets.shape[1] != num_classes or not on_simplex(targets):
         raise ValueError(
-            f"targets must be class numbers (n,) or probabilities (n, {classes}), got {targets.dtype} "
+            f"targets must be class numbers (n,) or probabilities (n, {num_classes}), got {targets.dtype} "
             f"{tuple(targets.shape)}"
         )
-    return targets - 1 / classes
+    return targets - 1 / num_classes

@@ -34,7 +34,7 @@ def read_published(
     format: str | None = None,
     preprocessing: Preprocessing | None = None,
     target_kind: TargetKind | None = None,
-    classes: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> SyntheticCoreset:
     """A distilled set as its makers saved it: the layout is recognised, or named by `format`.
 
@@ -63,7 +63,7 @@ def read_published(
         published = replace(
             published, preprocessing=preprocessing, provenance=told | {"preprocessing_from": "the reader"}
         )
-    return _coreset(path, published, kind, classes)
+    return _coreset(path, published, kind, class_names)
 
 
 def _reader(source: Source, format: str | None) -> Reader:
@@ -83,7 +83,7 @@ def _reader(source: Source, format: str | None) -> Reader:
 
 
 def _coreset(
-    path: str | os.PathLike[str], published: Published, kind: TargetKind, classes: Sequence[str] | None
+    path: str | os.PathLike[str], published: Published, kind: TargetKind, class_names: Sequence[str] | None
 ) -> SyntheticCoreset:
     assert published.preprocessing is not None
     with reading(path, "cannot be used"):
@@ -92,8 +92,8 @@ def _coreset(
             published.targets,
             preprocessing=published.preprocessing,
             target_kind=kind,
-            classes=classes if classes is not None else published.classes,
-            num_classes=None if classes is not None else published.num_classes,
+            class_names=class_names if class_names is not None else published.class_names,
+            num_classes=None if class_names is not None else published.num_classes,
             method=published.method,
             images_per_class=published.images_per_class,
             learning_rate=published.learning_rate,
