@@ -3,7 +3,7 @@
     python benchmarks/distillers.py fashion-mnist --data DIR --widths 16 32 64
     python benchmarks/distillers.py digits --widths 16 32 --images-per-class 1 --methods random fkl --seeds 3
 
-Makes what is missing in --out (experts, coresets), measures it on the whole test set with fresh networks and prints the table.
+Makes what is missing in --out (experts, coresets), measures it on the whole test set with fresh networks, prints the table.
 A killed run, started again, continues. --tune first tries learning rates for a few steps on images held out of the training
 set, and uses the best.
 

@@ -1,4 +1,4 @@
-"""Files of strangers: nothing is run, fetched or read elsewhere, costs are limited, errors are of one kind."""
+"""Untrusted files: nothing is run, fetched or read elsewhere, costs are limited, errors are of one kind."""
 
 import http.server
 import json

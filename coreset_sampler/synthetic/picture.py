@@ -1,4 +1,4 @@
-"""A coreset as a picture, a row a class."""
+"""A coreset as a picture, one row per class."""
 
 from __future__ import annotations
 

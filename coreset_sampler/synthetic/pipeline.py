@@ -186,6 +186,8 @@ def _plan(
 ) -> Preset:
     plan = look_up(name, method, data, images_per_class)
     steps = plan.steps if steps is None else steps
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}; leave them out for the preset's {plan.steps}")
     decay = {"decay": steps} if method == "vbpc" else {}  # its learning rates fall until the last step
     return replace(plan, steps=steps, settings=plan.settings | decay | settings)
 

@@ -1,4 +1,4 @@
-"""A distillation under way as a file: all that it takes to go on to the same bits."""
+"""A distillation under way as a file: all that it takes to continue as if it had not been interrupted."""
 
 from __future__ import annotations
 

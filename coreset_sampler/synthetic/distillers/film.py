@@ -1,4 +1,4 @@
-"""How a coreset came to be, as a picture: a row a class, a column a step."""
+"""How a coreset came to be, as a picture: one row per class, one column per step."""
 
 from __future__ import annotations
 
