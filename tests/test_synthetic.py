@@ -412,7 +412,7 @@ def test_importing_the_package_imports_no_framework():
 
     heavy = "timm transformers datasets matplotlib PIL torchvision lightning accelerate msgpack ray sklearn"
     code = (
-        "import sys, coreset_sampler, coreset_sampler.formats, coreset_sampler.cli\n"
+        "import sys, coreset_sampler, coreset_sampler.synthetic.formats, coreset_sampler.cli.main\n"
         "import coreset_sampler.integrations\n"
         f"print([name for name in {heavy.split()} if name in sys.modules])"
     )

@@ -469,7 +469,8 @@ class TestOneKindOfError:
             tmp_path / "a.safetensors"
         )
         code = (
-            "import resource, sys, os; from coreset_sampler import cli, load_coreset; load_coreset('digits/k-center-10');"
+            "import resource, sys, os; from coreset_sampler import load_coreset; load_coreset('digits/k-center-10');"
+            "from coreset_sampler.cli import main as cli;"
             "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + (40 << 20);"
             "resource.setrlimit(resource.RLIMIT_AS, (used, used)); sys.exit(cli.main(['info', sys.argv[1]]))"
         )

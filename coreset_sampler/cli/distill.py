@@ -67,8 +67,8 @@ def _run(options: argparse.Namespace) -> None:
 def _distilled(options: argparse.Namespace, output: Path) -> SyntheticCoreset:
     """Calls `distill`; an exit or an error says how to resume."""
     checkpoint = checkpoint_beside(output)
-    same = ("name", "method", "images_per_class", "minutes", "steps", "preset", "experts", "network", "widths")
-    same = (*same, "image_size", "evaluate_every", "save_every", "seed", "device")
+    same = ["name", "method", "images_per_class", "minutes", "steps", "preset", "experts", "network", "widths"]
+    same += ["image_size", "evaluate_every", "save_every", "seed", "device"]
     try:
         return distill(
             data_of(options),

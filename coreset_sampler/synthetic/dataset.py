@@ -34,14 +34,19 @@ _DESCRIBED: dict[str, tuple[type, ...]] = {
 class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
     """Distilled or picked examples as a dataset that knows how its inputs were preprocessed.
 
-    `inputs` `(n, ...)` are what a model sees: `coreset[i]` gives one of them and its target. Bytes (uint8)
-    are pixels and come out as floats in [0, 1]. `targets` are class numbers `(n,)` (`"hard"`), probabilities
-    `(n, num_classes)` (`"soft"`), unscaled scores `(n, num_classes)` (`"logits"`) or values to fit by squared error
-    (`"regression"`); `coreset.loss` is right for each. Test images, as pixels in [0, 1], go through
-    `coreset.preprocessing` before they meet a model trained on the coreset.
+    `coreset[i]` gives an input and its target, `coreset.loss` is right for every kind of target. Test images, as pixels in
+    [0, 1], go through `coreset.preprocessing` before they meet a model trained on the coreset.
 
-    `last_layer` holds the numbers a closed-form last layer needs (VBPC: rho, gamma, beta_s), `provenance`
-    anything that JSON can hold about how the set was made.
+    Args:
+        inputs: `(n, ...)`. Bytes (uint8) are pixels and come out as floats in [0, 1].
+        targets: `(n,)` or `(n, num_classes)`.
+        preprocessing: what was done to the pixels.
+        target_kind: class numbers (`"hard"`), probabilities (`"soft"`), unscaled scores (`"logits"`) or values to fit by
+            squared error (`"regression"`). Must be said for floats.
+        class_names, num_classes: names in order; their number where there are no names.
+        method, images_per_class: what made the set; how many, counted where targets are class numbers.
+        learning_rate, last_layer: to train with; what a closed-form last layer needs (VBPC: rho, gamma, beta).
+        provenance: how the set was made, in what JSON can hold.
 
     Example:
         >>> coreset = load_coreset("digits/k-center-10")

@@ -189,7 +189,7 @@ def _plan(
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}; leave them out for the preset's {plan.steps}")
     decay = {"decay": steps} if method == "vbpc" else {}  # its learning rates fall until the last step
-    return replace(plan, steps=steps, settings=plan.settings | decay | settings)
+    return replace(plan, steps=steps, settings=plan.settings | decay | dict(settings))
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,12 @@ _GROWS = ("experts", "epochs")
 class Experts:
     """A folder of trajectories, ours or MTT's `replay_buffer_*.pt`, as the source that distillers learn from.
 
-    Segments begin at epoch `max_start` at the latest: the early part of training is where the data say most. `data`
-    gives the real batches that reverse KL looks at. Nothing is read but the two points that a segment ends at.
+    Nothing is read but the two points that a segment ends at.
+
+    Args:
+        folder: of the trajectories.
+        data: gives the real batches that reverse KL needs.
+        max_start: segments begin at this epoch at the latest: the early part of training is where the data say most.
     """
 
     def __init__(
@@ -109,8 +113,19 @@ def train_experts(
     """Trains what is missing in the folder: plain SGD, the parameters at the start and after each epoch written.
 
     Expert e depends on `seed`, e and the settings alone, so runs may be killed, continued, made longer or split over
-    ranks (in a process group each trains every so-manieth). `about` says whatever should be the same for all experts,
-    the network and data for one; experts of other settings in the same folder are refused.
+    ranks (in a process group each trains its share). Experts of other settings in the same folder are refused.
+
+    Args:
+        network: makes a fresh network.
+        data: what experts are trained on.
+        folder: where trajectories are kept, one file per epoch.
+        experts, epochs: how many, and how long each.
+        lr, batch: of SGD.
+        loss: outputs and targets to a mean over the examples.
+        augmentation: of the images; `None` for data that are no images.
+        seed: of weights and batches.
+        about: what else should be the same for all experts of a folder, the data's name for one.
+        report: gets a line after every epoch.
     """
     for name, value in {"experts": experts, "epochs": epochs, "lr": lr, "batch": batch}.items():
         check_number(name, value)

@@ -39,6 +39,23 @@ class Variational:
 
     Time: the coreset forward and back twice and the real batch forward once, as no gradient goes through it. Memory:
     one pass over the coreset, and three copies of each network of the pool. Learned targets fit the squared error.
+
+    Args:
+        network: makes a fresh classifier.
+        rho, gamma, beta: prior precision, likelihood precision and weight of the KL term for the coreset: only
+            `rho * beta / gamma` matters to the mean, only `rho` to the size of the variance.
+        weight: of the KL term in the loss over the full data; 1 is the free energy itself, whose prior is strong where n
+            is small.
+        label_scale: targets begin as centred one-hot vectors times this.
+        lr, label_lr: of Adam on the images and on the targets.
+        decay: steps over which both fall to a hundredth, along a cosine; without it they stay.
+        batch: real examples in a step.
+        pool, max_age, pool_lr: networks, steps in the life of each, and Adam's learning rate for them.
+        train_every: steps between two of the pool: more spends less on networks and more on the coreset.
+        fit_steps: that a new network takes on the finished coreset before its last layer is solved for.
+        augmentation: changes real images and coreset alike, by the same draw.
+        compiled: runs the networks through `torch.compile`, channels last: on CPUs about twice as fast after a minute of
+            compiling.
     """
 
     network: Network
@@ -46,28 +63,19 @@ class Variational:
     rho: float = 100.0
     gamma: float = 1.0
     beta: float = 1e-4
-    """Prior precision, likelihood precision and weight of the KL term for the coreset: only `rho * beta / gamma` matters
-    to the mean, only `rho` to the size of the variance."""
     weight: float = 0.01
-    """Of the KL term in the loss over the full data; 1 is the free energy itself, whose prior is strong where n is small."""
     label_scale: float = 5.0
-    """Targets begin as centred one-hot vectors times this."""
     lr: float = 0.1
     label_lr: float = 0.1
     decay: int | None = None
-    """Steps over which both rates fall to a hundredth, along a cosine; without it they stay."""
     batch: int = 128
     pool: int = 10
     max_age: int = 100
     pool_lr: float = 1e-3
     train_every: int = 1
-    """Steps between two of the pool: more spends less on networks and more on the coreset."""
     fit_steps: int = 100
-    """Steps that a new network takes on the finished coreset before its last layer is solved for."""
     augmentation: Augmentation | None = None
-    """Changes real images and coreset alike, by the same draw."""
     compiled: bool = False
-    """Runs the networks through `torch.compile`, channels last: on CPUs about twice as fast after a minute of compiling."""
     name: ClassVar[str] = "vbpc"
 
     def __post_init__(self) -> None:

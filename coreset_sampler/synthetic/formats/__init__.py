@@ -41,6 +41,13 @@ def read_published(
     What the files do not say is asked for by an error with the call to write, never guessed. Nothing but
     tensors, numbers and plain containers is unpickled.
 
+    Args:
+        path: file or folder.
+        format: the layout, one of `READERS`, if it is not recognised.
+        preprocessing: what was done to the pixels, where the files do not say.
+        target_kind: `"hard"`, `"soft"`, `"logits"` or `"regression"`, where the files do not say.
+        class_names: in order.
+
     Example:
         >>> coreset = read_published("res_DC_CIFAR10_ConvNet_10ipc.pt")
         >>> coreset = read_published("logs/run", preprocessing=ZCA.fit(train_pixels, convention="A"))
