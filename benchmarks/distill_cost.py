@@ -22,15 +22,15 @@ from functools import partial
 
 import torch
 
-from coreset_sampler.synthetic import distillers as distill
+from coreset_sampler.synthetic import distillers
 from coreset_sampler.synthetic.distillers import pixels
 from coreset_sampler.synthetic.networks import network
 
-METHODS: dict[str, Callable[..., distill.Distiller]] = {
-    "W": partial(distill.wasserstein, recompute=False),
-    "W recomputed": distill.wasserstein,
-    "fKL": partial(distill.forward_kl, samples=5),
-    "CD": distill.contrastive_divergence,
+METHODS: dict[str, Callable[..., distillers.Distiller]] = {
+    "W": partial(distillers.Wasserstein, recompute=False),
+    "W recomputed": distillers.Wasserstein,
+    "fKL": partial(distillers.ForwardKL, samples=5),
+    "CD": distillers.ContrastiveDivergence,
 }
 
 
@@ -90,7 +90,7 @@ def in_new_process(options: argparse.Namespace, name: str, steps: int) -> dict[s
 def measure(options: argparse.Namespace, name: str, steps: int) -> dict[str, float]:
     torch.set_num_threads(1)
     make = network("convnet", options.channels, 10, options.pixels, widths=options.widths)
-    distiller = METHODS[name](make, inner_steps=steps, inner_rate=0.01, augmentation=None)
+    distiller = METHODS[name](make, inner_steps=steps, inner_lr=0.01, augmentation=None)
     source = OneExpert(pixels.flat_network(make).theta())
     images = torch.randn(options.images, options.channels, options.pixels, options.pixels)
     state = distiller.init(images, torch.arange(options.images) % 10, seed=0)

@@ -30,13 +30,13 @@ EPOCHS = 300
 WIDTH = 128
 
 
-def convnet(channels: int, classes: int) -> nn.Sequential:
+def convnet(channels: int, num_classes: int) -> nn.Sequential:
     """For images of 32 x 32."""
     layers: list[nn.Module] = []
     for inputs in (channels, WIDTH, WIDTH):
         norm = nn.GroupNorm(WIDTH, WIDTH)  # one group a channel: instance norm with scale and shift
         layers += [nn.Conv2d(inputs, WIDTH, 3, padding=1), norm, nn.ReLU(), nn.AvgPool2d(2)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(WIDTH * 4 * 4, classes))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(WIDTH * 4 * 4, num_classes))
 
 
 def train(coreset: SyntheticCoreset, seed: int) -> nn.Module:

@@ -8,7 +8,9 @@ from .selection.posterior import DiagonalLaplace, PointMass, Snapshots, Spherica
 from .selection.sampler import CoresetSampler, DistributedCoresetSampler
 from .selection.weighted import Weighted
 from .synthetic.dataset import SyntheticCoreset, load_coreset
+from .synthetic.evaluation import evaluate
 from .synthetic.formats import read_experts, read_published
+from .synthetic.pipeline import distill
 from .synthetic.preprocessing import ZCA, Normalize, Raw
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "Weighted",
     "__version__",
     "cover",
+    "distill",
+    "evaluate",
     "facility_location",
     "facility_location_pools",
     "load_coreset",

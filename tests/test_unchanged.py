@@ -29,7 +29,7 @@ from coreset_sampler import (
     load_coreset,
     strategies,
 )
-from coreset_sampler.synthetic import distillers as distill
+from coreset_sampler.synthetic import distillers
 from coreset_sampler.synthetic.networks import convnet
 from coreset_sampler.synthetic.preprocessing import Raw
 from coreset_sampler.synthetic.zoo import index
@@ -107,13 +107,13 @@ def selected(name: str, weights: str = "draw") -> dict[str, Any]:
 
 
 def distilled() -> dict[str, list[float]]:
-    problem, inner = GaussianMean(), {"inner_steps": 5, "inner_rate": 0.1, "augmentation": None}
+    problem, inner = GaussianMean(), {"inner_steps": 5, "inner_lr": 0.1, "augmentation": None}
     net, loss = problem.network, problem.loss
     methods = {
-        "reverse_kl": distill.reverse_kl(net, loss=loss, samples=20, noise=0.3, batch=50, lr=1.0, **inner),
-        "wasserstein": distill.wasserstein(net, loss=loss, lr=6.0, inner_rate_lr=1e-4, **inner),
-        "forward_kl": distill.forward_kl(net, loss=loss, samples=5, noise=0.1, lr=1.0, **inner),
-        "contrastive_divergence": distill.contrastive_divergence(net, energy=loss, lr=0.5, temperature=0.2, **inner),
+        "reverse_kl": distillers.ReverseKL(net, loss=loss, samples=20, noise=0.3, batch=50, lr=1.0, **inner),
+        "wasserstein": distillers.Wasserstein(net, loss=loss, lr=6.0, inner_lr_lr=1e-4, **inner),
+        "forward_kl": distillers.ForwardKL(net, loss=loss, samples=5, noise=0.1, lr=1.0, **inner),
+        "contrastive_divergence": distillers.ContrastiveDivergence(net, energy=loss, lr=0.5, temperature=0.2, **inner),
     }
     found = {}
     for name, method in methods.items():
@@ -126,9 +126,9 @@ def distilled() -> dict[str, list[float]]:
 
 def _variational() -> list[float]:
     x, y = digits().tensors
-    method = distill.variational(functools.partial(convnet, 1, 10, 8, widths=(4, 8)), pool=2, batch=32)
+    method = distillers.Variational(functools.partial(convnet, 1, 10, 8, widths=(4, 8)), pool=2, batch=32)
     state = method.init(x[:10], y[:10], seed=0)
-    source = distill.RealData((x[:500] * 255).byte(), y[:500], preprocessing=Raw())
+    source = distillers.RealData((x[:500] * 255).byte(), y[:500], preprocessing=Raw())
     for _ in range(4):
         state, _ = method.step(state, source)
     return state.inputs.flatten()[::7].tolist()

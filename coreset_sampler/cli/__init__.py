@@ -1,1 +1,1 @@
-"""Commands of `coreset-sampler` that are long enough for a file of their own: each adds its parser and runs it."""
+"""The command line: options, and a call of the library for each command."""

@@ -1,4 +1,4 @@
-"""`coreset-sampler experts`: trains the trajectories that the BPC methods learn from."""
+"""`coreset-sampler experts`: the options of `train_experts`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from typing import Any
 from torch import distributed
 
 from ..distributed import world
-from ..synthetic.distillers.experts import Experts, train_experts, untrained
-from .problem import Problem, add_problem, open_problem
+from ..synthetic.distillers.experts import Experts, train_experts
+from ..synthetic.image_data import open_images
+from ..synthetic.pipeline import distill, make_experts, warn_if_untrained
+from ..synthetic.problem import make_problem
+from ..synthetic.reporting import Reporter
+from .options import add_data_and_network, add_defaults, data_of
 
 
 def add_experts(commands: Any) -> None:
@@ -23,15 +27,17 @@ def add_experts(commands: Any) -> None:
         description="Trains what is missing in the folder, so that a run may be killed and started again. "
         "torchrun --nproc-per-node N -m coreset_sampler.cli experts ... deals the experts out.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example:\n  coreset-sampler experts DIR digits --experts 6 --epochs 8 --rate 0.03 --batch 64",
+        epilog="example:\n  coreset-sampler experts DIR digits --experts 6 --epochs 8 --lr 0.03 --batch 64",
     )
     command.add_argument("folder", metavar="DIR", help="folder for the trajectories")
-    add_problem(command)
-    command.add_argument("--experts", type=int, default=100, help="how many (default 100)")
-    command.add_argument("--epochs", type=int, default=50, help="of each (default 50)")
-    command.add_argument("--rate", type=float, default=0.01, help="learning rate of SGD (default 0.01)")
-    command.add_argument("--batch", type=int, default=256, help="batch size (default 256)")
+    add_data_and_network(command)
+    command.add_argument("--experts", type=int, help="how many")
+    command.add_argument("--epochs", type=int, help="of each")
+    command.add_argument("--lr", type=float, help="learning rate of SGD")
+    command.add_argument("--batch", type=int, help="batch size")
     command.add_argument("--examples", type=int, help="train on a random part of so many images")
+    add_defaults(command, train_experts)
+    add_defaults(command, distill)
     command.set_defaults(run=_run)
 
 
@@ -40,57 +46,26 @@ def _run(options: argparse.Namespace) -> None:
     if several:
         distributed.init_process_group("gloo")
     try:
-        problem = open_problem(options)
-        made = make_experts(
-            problem,
-            Path(options.folder),
-            experts=options.experts,
-            epochs=options.epochs,
-            rate=options.rate,
-            batch=options.batch,
-            examples=options.examples,
-            seed=options.seed,
-        )
-        if several:
-            distributed.barrier()
-            made = Experts(options.folder)
-        sys.stdout.write(f"{options.folder} holds {len(made)} experts\n")
-        if world()[0] == 0 and (warning := untrained(made, problem.network, problem.held_out)):
-            _report(f"coreset-sampler: {warning}")
+        _train(options, several)
+    except KeyboardInterrupt:
+        kept = f"whole epochs are kept in {options.folder}. To continue, repeat the command"
+        sys.stderr.write(f"coreset-sampler: stopped; {kept}.\n")
+        raise SystemExit(130) from None
     finally:
         if several:
             distributed.destroy_process_group()
 
 
-def make_experts(
-    problem: Problem,
-    folder: Path,
-    *,
-    experts: int,
-    epochs: int,
-    rate: float,
-    batch: int,
-    examples: int | None,
-    seed: int,
-) -> Experts:
-    """Trains what is missing, saying so line by line."""
-    try:
-        return train_experts(
-            problem.network,
-            problem.part(examples),
-            folder,
-            experts=experts,
-            epochs=epochs,
-            rate=rate,
-            batch=batch,
-            seed=seed,
-            about={"data": problem.name, **problem.net},
-            report=_report,
-        )
-    except KeyboardInterrupt:
-        _report(f"stopped; whole epochs are kept in {folder}, and the same command goes on")
-        raise SystemExit(130) from None
-
-
-def _report(line: str) -> None:
-    sys.stderr.write(line + "\n")
+def _train(options: argparse.Namespace, several: bool) -> None:
+    images, report = open_images(data_of(options), image_size=options.image_size), Reporter(True)
+    problem = make_problem(
+        images, name=options.name, network_name=options.network, widths=options.widths, device=options.device
+    )
+    training = {name: getattr(options, name) for name in ("experts", "epochs", "lr", "batch", "examples", "seed")}
+    made = make_experts(problem, Path(options.folder), report=report, **training)
+    if several:
+        distributed.barrier()
+        made = Experts(options.folder)
+    sys.stdout.write(f"{options.folder} holds {len(made)} experts\n")
+    if world()[0] == 0:
+        warn_if_untrained(made, problem, report)

@@ -27,8 +27,8 @@ _EXAMPLES = """examples:
   coreset-sampler info digits/vbpc-1
   coreset-sampler show digits/vbpc-10 -o digits.png
   coreset-sampler evaluate digits/vbpc-1 --data digits --by last-layer,sgd --seeds 3
-  coreset-sampler distill digits --ipc 1 --minutes 2 -o mine.safetensors
-  coreset-sampler distill fashion-mnist --data DIR --method vbpc --ipc 10 -o fmnist.safetensors
+  coreset-sampler distill digits --images-per-class 1 --minutes 2 -o mine.safetensors
+  coreset-sampler distill fashion-mnist --data DIR --method vbpc --images-per-class 10 -o fmnist.safetensors
   coreset-sampler convert images_best.pt mine.safetensors --mean 0.2861 --std 0.3530
 
 coreset-sampler COMMAND --help says more of each."""
@@ -83,7 +83,7 @@ def _add_info(commands: Any) -> None:
 
 
 def _add_show(commands: Any) -> None:
-    command = commands.add_parser("show", help="the images, a row a class")
+    command = commands.add_parser("show", help="the images, one row per class")
     _add_reading(command)
     command.add_argument("-o", "--output", required=True, metavar="PNG", help="picture to write (.png, .pdf, .svg)")
     command.add_argument("--rows", type=int, default=20, help="most classes to show (default 20)")
@@ -95,7 +95,7 @@ def _add_convert(commands: Any) -> None:
     command = commands.add_parser("convert", help="a published layout into our format")
     _add_reading(command, metavar="IN")
     command.add_argument("output", metavar="OUT", help=f"file to write ({_ENDING})")
-    command.add_argument("--force", action="store_true", help="overwrite OUT if it is there")
+    command.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
     command.set_defaults(run=_convert)
 
 
@@ -110,7 +110,7 @@ def _add_reading(command: argparse.ArgumentParser, metavar: str = "FILE") -> Non
     command.add_argument("--raw", action="store_true", help="inputs are pixels in [0, 1], or no images")
     command.add_argument("--preprocessing-from", metavar="FILE", help="take it from a coreset of ours (ZCA, for one)")
     command.add_argument("--targets", choices=["hard", "soft", "logits", "regression"], help="what the targets are")
-    command.add_argument("--classes", nargs="+", metavar="NAME", help="names of the classes in order")
+    command.add_argument("--class-names", nargs="+", metavar="NAME", help="names of the classes in order")
 
 
 def _open(options: argparse.Namespace) -> SyntheticCoreset:
@@ -122,7 +122,7 @@ def _open(options: argparse.Namespace) -> SyntheticCoreset:
         format=options.format,
         preprocessing=_preprocessing(options),
         target_kind=options.targets,
-        classes=options.classes,
+        class_names=options.class_names,
     )
 
 
@@ -204,7 +204,7 @@ def _convert(options: argparse.Namespace) -> None:
     if output.suffix != _ENDING:
         raise ValueError(f"OUT must end in {_ENDING}, got {output}")
     if output.exists() and not options.force:
-        raise CoresetFileError(f"{output} is there already; --force overwrites it")
+        raise CoresetFileError(f"{output} exists already; --force overwrites it")
     coreset = _open(options)
     coreset.save(output)
     print(f"wrote {output}: {coreset}")

@@ -34,14 +34,19 @@ _DESCRIBED: dict[str, tuple[type, ...]] = {
 class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
     """Distilled or picked examples as a dataset that knows how its inputs were preprocessed.
 
-    `inputs` `(n, ...)` are what a model sees: `coreset[i]` gives one of them and its target. Bytes (uint8)
-    are pixels and come out as floats in [0, 1]. `targets` are class numbers `(n,)` (`"hard"`), probabilities
-    `(n, classes)` (`"soft"`), unscaled scores `(n, classes)` (`"logits"`) or values to fit by squared error
-    (`"regression"`); `coreset.loss` is right for each. Test images, as pixels in [0, 1], go through
-    `coreset.preprocessing` before they meet a model trained on the coreset.
+    `coreset[i]` gives an input and its target, `coreset.loss` is right for every kind of target. Test images, as pixels in
+    [0, 1], go through `coreset.preprocessing` before they meet a model trained on the coreset.
 
-    `last_layer` holds the numbers a closed-form last layer needs (VBPC: rho, gamma, beta_s), `provenance`
-    anything that JSON can hold about how the set was made.
+    Args:
+        inputs: `(n, ...)`. Bytes (uint8) are pixels and come out as floats in [0, 1].
+        targets: `(n,)` or `(n, num_classes)`.
+        preprocessing: what was done to the pixels.
+        target_kind: class numbers (`"hard"`), probabilities (`"soft"`), unscaled scores (`"logits"`) or values to fit by
+            squared error (`"regression"`). Must be said for floats.
+        class_names, num_classes: names in order; their number where there are no names.
+        method, images_per_class: what made the set; how many, counted where targets are class numbers.
+        learning_rate, last_layer: to train with; what a closed-form last layer needs (VBPC: rho, gamma, beta).
+        provenance: how the set was made, in what JSON can hold.
 
     Example:
         >>> coreset = load_coreset("digits/k-center-10")
@@ -56,7 +61,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         *,
         preprocessing: Preprocessing,
         target_kind: TargetKind | None = None,
-        classes: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
         num_classes: int | None = None,
         method: str | None = None,
         images_per_class: int | None = None,
@@ -67,9 +72,9 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         self.inputs, self.targets = inputs.detach(), targets.detach()
         self.preprocessing = preprocessing
         self.target_kind: TargetKind = _kind_of(self.targets) if target_kind is None else target_kind
-        self.classes = None if classes is None else tuple(str(name) for name in classes)
+        self.class_names = None if class_names is None else tuple(str(name) for name in class_names)
         _check_inputs(self.inputs, self.targets, preprocessing)
-        self.num_classes = _check_targets(self.targets, self.target_kind, self.classes, num_classes)
+        self.num_classes = _check_targets(self.targets, self.target_kind, self.class_names, num_classes)
         self.method = method
         self.images_per_class = _per_class(self) if images_per_class is None else images_per_class
         self.learning_rate = learning_rate
@@ -95,7 +100,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
             "input_dtype": str(self.inputs.dtype).removeprefix("torch."),
             "target_kind": self.target_kind,
             "num_classes": self.num_classes,
-            "classes": None if self.classes is None else list(self.classes),
+            "class_names": None if self.class_names is None else list(self.class_names),
             "images_per_class": self.images_per_class,
             "preprocessing": self.preprocessing.state()[0],
             "method": self.method,
@@ -151,7 +156,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
 
     def describe(self) -> dict[str, Any]:
         """The keyword arguments that, with inputs, targets and preprocessing, build this coreset again."""
-        names = ("target_kind", "classes", "num_classes", "method", "images_per_class", "learning_rate")
+        names = ("target_kind", "class_names", "num_classes", "method", "images_per_class", "learning_rate")
         return {name: getattr(self, name) for name in (*names, "last_layer", "provenance")}
 
     def equal(self, other: SyntheticCoreset) -> bool:
@@ -185,7 +190,9 @@ def to_tensors(coreset: SyntheticCoreset) -> tuple[dict[str, Tensor], dict[str, 
     values, tensors = coreset.preprocessing.state()
     named = {"inputs": coreset.inputs, "targets": coreset.targets}
     named |= {f"preprocessing.{name}": tensor for name, tensor in tensors.items()}
-    return named, _plain("description", coreset.describe() | {"preprocessing": values})
+    described = coreset.describe()
+    description = described | {"classes": described.pop("class_names"), "preprocessing": values}
+    return named, _plain("description", description)
 
 
 def from_tensors(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> SyntheticCoreset:
@@ -197,6 +204,7 @@ def from_tensors(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) 
     for name, kinds in _DESCRIBED.items():
         if not isinstance(values.get(name), kinds):
             raise ValueError(f"{name} is {str(values.get(name))[:80]!r}, a {type(values.get(name)).__name__}")
+    values["class_names"] = values.pop("classes", None)  # the file's word
     return SyntheticCoreset(tensors["inputs"], tensors["targets"], preprocessing=preprocessing, **values)
 
 
@@ -233,14 +241,14 @@ def _check_inputs(inputs: Tensor, targets: Tensor, preprocessing: Preprocessing)
 
 
 def _check_targets(
-    targets: Tensor, kind: TargetKind, classes: tuple[str, ...] | None, num_classes: int | None
+    targets: Tensor, kind: TargetKind, class_names: tuple[str, ...] | None, num_classes: int | None
 ) -> int | None:
     """The number of classes, None where there are none."""
     if kind not in get_args(TargetKind):
         raise ValueError(f"target_kind must be one of {', '.join(get_args(TargetKind))}, got {kind!r}")
-    if classes is not None and num_classes not in (None, len(classes)):
-        raise ValueError(f"num_classes must be the number of class names, {len(classes)}, got {num_classes}")
-    known = len(classes) if classes is not None else num_classes
+    if class_names is not None and num_classes not in (None, len(class_names)):
+        raise ValueError(f"num_classes must be the number of class names, {len(class_names)}, got {num_classes}")
+    known = len(class_names) if class_names is not None else num_classes
     if kind == "hard":
         if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
             raise ValueError(f"hard targets must be integers (n,), got {targets.dtype} {tuple(targets.shape)}")
@@ -253,7 +261,7 @@ def _check_targets(
     if kind == "regression" and (targets.ndim != 2 or known is None):
         return known
     if targets.ndim != 2 or (known is not None and targets.shape[1] != known):
-        raise ValueError(f"{kind} targets must be (n, {known or 'classes'}), got {tuple(targets.shape)}")
+        raise ValueError(f"{kind} targets must be (n, {known or 'num_classes'}), got {tuple(targets.shape)}")
     if kind == "soft" and not on_simplex(targets):
         raise ValueError(
             "soft targets must be probabilities, each row summing to 1; for scores say target_kind='logits'"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,12 @@ class ImageData:
     """Training and test images as bytes `(n, channels, h, w)` with labels `(n,)`, in memory."""
 
     name: str
-    classes: tuple[str, ...]
+    class_names: tuple[str, ...]
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     licence: str = "unknown"
     named: bool = True
-    """False if the data have no class names, and `classes` are numbers."""
+    """False if the data have no class names, and `class_names` are numbers."""
 
     @property
     def channels(self) -> int:
@@ -31,9 +33,14 @@ class ImageData:
         return self.train[0].shape[1]
 
     @property
-    def size(self) -> int:
+    def image_size(self) -> int:
         """Pixels of a side."""
         return self.train[0].shape[-1]
+
+    @property
+    def num_classes(self) -> int:
+        """As many as have names."""
+        return len(self.class_names)
 
     def normalize(self) -> Normalize:
         """Mean 0 and deviation 1 in each channel over the training images."""
@@ -57,16 +64,60 @@ class ImageData:
         return replace(self, train=(pixels[~held_out], labels[~held_out]), test=(pixels[held_out], labels[held_out]))
 
 
-def open_images(data: str, *, size: int | None = None) -> ImageData:
-    """`"digits"`, or a folder (or hub id) that `datasets.load_dataset` opens: parquet, or a folder of images per class.
+Images = str | os.PathLike[str] | tuple[Any, Any] | ImageData
+"""`"digits"`, a folder, or images and labels."""
 
-    `size` scales and crops every image to a square of so many pixels; without it all must have one size already. The
-    test images are the split `test` or, where there is none, `validation`.
+
+def open_images(data: Images, *, image_size: int | None = None) -> ImageData:
+    """Training and test images in memory.
+
+    Args:
+        data: `"digits"`; a folder (or hub id) that `datasets.load_dataset` opens, parquet or a folder of images per
+            class, whose test images are the split `test` or else `validation`; or `(images, labels)`, which then
+            stand for both: bytes, or floats in [0, 1], `(n, channels, h, w)` or `(n, h, w)`, and class numbers `(n,)`.
+        image_size: scale and crop every image to a square of so many pixels; without it all must have one size already.
     """
+    if isinstance(data, ImageData):
+        return data
+    if isinstance(data, (tuple, list)):
+        return _of_tensors(data, image_size)
     if data == "digits":
-        if size not in (None, 8):
-            raise ValueError(f"size must be left out for digits, which have 8 x 8 pixels, got {size}")
+        if image_size not in (None, 8):
+            raise ValueError(f"image_size must be left out for digits, which have 8 x 8 pixels, got {image_size}")
         return _digits()
+    return _of_folder(os.fspath(data), image_size)
+
+
+def _of_tensors(data: Sequence[Any], image_size: int | None) -> ImageData:
+    if len(data) != 2:
+        raise ValueError(
+            f"data must be a folder, 'digits' or (images, labels), got a {type(data).__name__} of {len(data)}"
+        )
+    images, labels = torch.as_tensor(data[0]), torch.as_tensor(data[1])
+    images = images[:, None] if images.ndim == 3 else images
+    if images.ndim != 4 or images.shape[1] not in (1, 3) or images.shape[2] != images.shape[3]:
+        raise ValueError(
+            f"images must be squares (n, 1 or 3, h, h) or (n, h, h), got {tuple(images.shape)}; crop them, or permute "
+            "channels to the front"
+        )
+    if image_size not in (None, images.shape[-1]):
+        raise ValueError(f"image_size must be left out for images that are open already, of {images.shape[-1]} pixels")
+    if labels.shape != images.shape[:1] or labels.is_floating_point() or not len(labels) or int(labels.min()) < 0:
+        raise ValueError(
+            f"labels must be class numbers 0, 1, ... ({len(images)},), got {labels.dtype} {tuple(labels.shape)}"
+        )
+    if images.is_floating_point():
+        if not bool(((images >= 0) & (images <= 1)).all()):
+            raise ValueError("images must be bytes or floats in [0, 1]: pass pixels before they are normalised")
+        images = (images * 255).round().byte()
+    if images.dtype != torch.uint8:
+        raise ValueError(f"images must be bytes or floats in [0, 1], got {images.dtype}")
+    labels = labels.long()
+    names = tuple(str(i) for i in range(int(labels.max()) + 1))
+    return ImageData("images", names, (images, labels), (images, labels), named=False)
+
+
+def _of_folder(data: str, image_size: int | None) -> ImageData:
     from datasets import load_dataset
 
     if Path(data).exists() and not any(Path(data).iterdir()):
@@ -77,7 +128,7 @@ def open_images(data: str, *, size: int | None = None) -> ImageData:
         raise ValueError(f"{data} must have splits train and test (or validation), it has {list(loaded)}")
     image, label, names = _columns(data, loaded["train"].features)
     train, test = (
-        (_pixels(data, loaded[split][image], size), torch.tensor(loaded[split][label][:], dtype=torch.long))
+        (_pixels(data, loaded[split][image], image_size), torch.tensor(loaded[split][label][:], dtype=torch.long))
         for split in ("train", held_out)
     )
     if train[0].shape[1:] != test[0].shape[1:]:
@@ -99,19 +150,19 @@ def _columns(data: str, features: Any) -> tuple[str, str, tuple[str, ...]]:
     return images[0], label, tuple(name.replace(" - ", "-").replace(" / ", "/") for name in names)
 
 
-def _pixels(data: str, images: Any, size: int | None) -> Tensor:
+def _pixels(data: str, images: Any, image_size: int | None) -> Tensor:
     colour = any(image.mode not in ("L", "1", "I", "I;16", "F") for image in list(images[:100]))
     arrays = []
     for image in images:
         image = image.convert("RGB" if colour else "L")
-        if size is not None and image.size != (size, size):
+        if image_size is not None and image.size != (image_size, image_size):
             from PIL import ImageOps
 
-            image = ImageOps.fit(image, (size, size))
+            image = ImageOps.fit(image, (image_size, image_size))
         arrays.append(np.asarray(image))
     shapes = {array.shape[:2] for array in arrays}
     if len(shapes) > 1 or next(iter(shapes))[0] != next(iter(shapes))[1]:
-        raise ValueError(f"images of {data} are not squares of one size, but {sorted(shapes)[:4]} ...; pass size")
+        raise ValueError(f"images of {data} are not squares of one size, but {sorted(shapes)[:4]} ...; pass image_size")
     pixels = torch.from_numpy(np.stack(arrays))
     return pixels.permute(0, 3, 1, 2).contiguous() if colour else pixels[:, None]
 

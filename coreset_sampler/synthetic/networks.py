@@ -22,33 +22,38 @@ def instance_norm(channels: int) -> nn.Module:
 
 
 def convnet(
-    channels: int, classes: int, size: int, *, widths: Sequence[int] = (128, 128, 128), norm: Norm = instance_norm
+    channels: int,
+    num_classes: int,
+    image_size: int,
+    *,
+    widths: Sequence[int] = (128, 128, 128),
+    norm: Norm = instance_norm,
 ) -> nn.Sequential:
     """Blocks of 3 x 3 convolution, norm, relu and average pooling, then a linear head: the field's ConvNet.
 
-    Images of `size` pixels are halved in every block and must survive it. With the default widths and 32 pixels in
+    Images of `image_size` pixels are halved in every block and must survive it. With the default widths and 32 pixels in
     colour it has the 320,010 parameters of MTT's and BPC's experts.
     """
-    if size >> len(widths) < 1:
-        raise ValueError(f"size {size} cannot be halved {len(widths)} times; pass fewer widths")
+    if image_size >> len(widths) < 1:
+        raise ValueError(f"image_size {image_size} cannot be halved {len(widths)} times; pass fewer widths")
     layers: list[nn.Module] = []
     for width in widths:
         layers += [nn.Conv2d(channels, width, 3, padding=1), norm(width), nn.ReLU(), nn.AvgPool2d(2)]
-        channels, size = width, size // 2
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size * size, classes))
+        channels, image_size = width, image_size // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * image_size * image_size, num_classes))
 
 
 def alexnet(
     channels: int,
-    classes: int,
-    size: int,
+    num_classes: int,
+    image_size: int,
     *,
     widths: Sequence[int] = (128, 192, 256, 192, 192),
     norm: Norm | None = None,
 ) -> nn.Sequential:
     """AlexNet for small images, as dataset condensation has it: one 5 x 5 layer, four 3 x 3, three poolings."""
-    if size < 8:
-        raise ValueError(f"alexnet takes images of 8 pixels or more, got {size}")
+    if image_size < 8:
+        raise ValueError(f"alexnet takes images of 8 pixels or more, got {image_size}")
     layers: list[nn.Module] = []
     for i, width in enumerate(widths):
         layers += [nn.Conv2d(channels, width, 5 if i < 2 else 3, padding=2 if i < 2 else 1)]
@@ -56,15 +61,15 @@ def alexnet(
         layers += [nn.ReLU()]
         if i in (0, 1, len(widths) - 1):
             layers += [nn.MaxPool2d(2)]
-            size //= 2
+            image_size //= 2
         channels = width
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size * size, classes))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * image_size * image_size, num_classes))
 
 
 def vgg(
     channels: int,
-    classes: int,
-    size: int,
+    num_classes: int,
+    image_size: int,
     *,
     widths: Sequence[int] = (64, 128, 256, 512, 512),
     norm: Norm = instance_norm,
@@ -75,10 +80,10 @@ def vgg(
         for _ in range(1 if i < 2 else 2):
             layers += [nn.Conv2d(channels, width, 3, padding=1), norm(width), nn.ReLU()]
             channels = width
-        if size >= 4:
+        if image_size >= 4:
             layers += [nn.MaxPool2d(2)]
-            size //= 2
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+            image_size //= 2
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
 
 
 class _Residual(nn.Module):
@@ -101,25 +106,32 @@ class _Residual(nn.Module):
 
 
 def resnet(
-    channels: int, classes: int, size: int, *, widths: Sequence[int] = (64, 128, 256, 512), norm: Norm = instance_norm
+    channels: int,
+    num_classes: int,
+    image_size: int,
+    *,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    norm: Norm = instance_norm,
 ) -> nn.Sequential:
     """ResNet-18 for small images: no pooling at the start, two residual blocks of each width."""
     layers: list[nn.Module] = [nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), norm(widths[0]), nn.ReLU()]
     channels = widths[0]
     for i, width in enumerate(widths):
-        stride = 2 if i and size >= 2 * 2**i else 1
+        stride = 2 if i and image_size >= 2 * 2**i else 1
         layers += [_Residual(channels, width, stride, norm), _Residual(width, width, 1, norm)]
         channels = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "resnet": resnet, "vgg": vgg, "alexnet": alexnet}
 
 
-def network(name: str, channels: int, classes: int, size: int, *, widths: Sequence[int] | None = None) -> Network:
+def network(
+    name: str, channels: int, num_classes: int, image_size: int, *, widths: Sequence[int] | None = None
+) -> Network:
     """A maker of fresh networks by name, for the command line."""
     _check(name, widths)
-    make = partial(NETWORKS[name], channels, classes, size)
+    make = partial(NETWORKS[name], channels, num_classes, image_size)
     return make if widths is None else partial(make, widths=tuple(widths))
 
 

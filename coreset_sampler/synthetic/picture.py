@@ -1,4 +1,4 @@
-"""A coreset as a picture, a row a class."""
+"""A coreset as a picture, one row per class."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _labels(coreset: SyntheticCoreset) -> Tensor:
 
 
 def _name(coreset: SyntheticCoreset, number: int) -> str:
-    return coreset.classes[number] if coreset.classes else f"class {number}"
+    return coreset.class_names[number] if coreset.class_names else f"class {number}"
 
 
 def _tile(coreset: SyntheticCoreset) -> tuple[int, int]:

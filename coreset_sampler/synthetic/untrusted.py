@@ -1,4 +1,4 @@
-"""What every reader of a stranger's files keeps to: ordinary files only, limits, and one kind of error."""
+"""What every reader of untrusted files keeps to: ordinary files only, limits, and one kind of error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CoresetFileError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a stranger's file may cost before it is refused.
+    """What an untrusted file may cost before it is refused.
 
     Args:
         header_bytes: of a safetensors header.

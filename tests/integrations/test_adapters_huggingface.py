@@ -233,7 +233,7 @@ class TestDatasets:
         pixels = torch.rand(60, 3, 4, 4, generator=torch.Generator().manual_seed(0))
         zca = ZCA.fit(pixels)
         names = ("a", "b", "c")
-        yield SyntheticCoreset(zca(pixels[:6]), torch.arange(6) % 3, preprocessing=zca, classes=names, method="MTT")
+        yield SyntheticCoreset(zca(pixels[:6]), torch.arange(6) % 3, preprocessing=zca, class_names=names, method="MTT")
         yield grey_coreset()
         yield grey_coreset("logits")
         yield SyntheticCoreset((pixels[:6] * 255).byte(), torch.arange(6) % 3, preprocessing=Raw(), provenance={"n": 3})

@@ -1,6 +1,7 @@
-"""The distillation recipe at toy size, on scikit-learn's digits."""
+"""The distillation recipe and the benchmark of the methods at toy size, on scikit-learn's digits."""
 
 import importlib.util
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,36 +9,57 @@ from pathlib import Path
 import pytest
 from scenarios import run_snippets
 
+from coreset_sampler.synthetic.distillers import presets
+
 pytest.importorskip("sklearn")
-RECIPE = Path(__file__).parents[2] / "recipes" / "distill.py"
+ROOT = Path(__file__).parents[2]
+
+
+def script(path: str):
+    spec = importlib.util.spec_from_file_location(Path(path).stem + "_script", ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.recipe
-def test_the_recipe_makes_judges_and_tabulates_and_does_nothing_twice(tmp_path, monkeypatch, capsys):
-    spec = importlib.util.spec_from_file_location("recipe_distill", RECIPE)
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
-    small = {"experts": 1, "epochs": 8, "examples": 100, "settings": {"inner_steps": 2, "lr": 10.0}}
-    monkeypatch.setattr(recipe, "cpu", lambda *named: replace(recipe_cpu(*named), **small))
-    recipe_cpu = sys.modules["coreset_sampler.distill.presets"].cpu
-    monkeypatch.setattr(recipe, "BY", {"sgd": (recipe.by_sgd, {"steps": 5})})
-    monkeypatch.setattr(recipe, "TUNE_STEPS", 1)
-    arguments = ["--widths", "4", "4", "--ipc", "1", "--methods", "random", "herding", "fkl", "--seeds", "2"]
-    arguments += ["--steps", "2", "--tune", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", [str(RECIPE), "digits", *arguments])
-    recipe.main()
+def test_the_benchmark_makes_measures_and_tabulates_and_does_nothing_twice(tmp_path, monkeypatch):
+    benchmark = script("benchmarks/distillers.py")
+    small = presets.ExpertPreset(4, examples=100, training={"experts": 1, "epochs": 8})
+    settings = {"experts": small, "settings": {"inner_steps": 2, "lr": 10.0}}
+    smaller = {name: lambda *named, cpu=presets.cpu: replace(cpu(*named), **settings) for name in ("cpu",)}
+    monkeypatch.setattr(presets, "PRESETS", presets.PRESETS | smaller)
+    monkeypatch.setattr(benchmark, "cpu", smaller["cpu"])
+    monkeypatch.setattr(benchmark, "BY", {"sgd": {"steps": 5}})
+    monkeypatch.setattr(benchmark, "TUNE_STEPS", 1)
+    arguments = ["--widths", "4", "4", "--images-per-class", "1", "--methods", "random", "herding", "fkl", "--seeds"]
+    arguments += ["2", "--steps", "2", "--tune", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["distillers.py", "digits", *arguments])
+    benchmark.main()
     table = (tmp_path / "table.md").read_text()
     for method in ("random", "herding", "fkl"):
         assert f"| {method} | 1 | sgd | 2 | 0." in table
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("digits-*.safetensors")}
-    assert len(written) == 3
-    recipe.main()
+    assert len([path for path in written if "checkpoint" not in path.name]) == 3
+    benchmark.main()
     assert (tmp_path / "table.md").read_text() == table
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
+@pytest.mark.recipe
+def test_the_recipe_distills_and_trains_on_nothing_else(tmp_path, monkeypatch, capsys):
+    recipe = script("recipes/distill.py")
+    arguments = ["--images-per-class", "1", "--steps", "30", "--seeds", "2", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["distill.py", "digits", *arguments])
+    recipe.main()
+    said = capsys.readouterr().out
+    assert (tmp_path / "digits-vbpc-1" / "coreset.safetensors").exists()
+    assert float(re.search(r"trained on 10 images: accuracy (\d\.\d+)", said)[1]) > 0.4
+    assert "last-layer" in said
+
+
 def test_the_page_on_choosing_runs_as_printed_and_its_links_lead_somewhere(tmp_path, monkeypatch):
-    page = RECIPE.parent.parent / "docs" / "choosing_a_distiller.md"
+    page = ROOT / "docs" / "choosing_a_distiller.md"
     monkeypatch.chdir(tmp_path)
     run_snippets(page)
     assert (tmp_path / "mine.safetensors").exists()

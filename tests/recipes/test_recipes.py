@@ -171,7 +171,7 @@ def test_a_recipe_opens_with_its_launch_line_and_its_result(name):
     docstring = text.split('"""')[1]
     assert f"recipes/{name}.py" in docstring
     assert "Measured" in docstring
-    assert len(text.splitlines()) <= (150 if name != "distill" else 260), "a recipe reads in one sitting"
+    assert len(text.splitlines()) <= 150, "a recipe reads in one sitting"
     assert not re.search(r"(?:from|import) (?:harness|benchmarks)", text)
 
 

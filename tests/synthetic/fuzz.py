@@ -126,7 +126,7 @@ def save_ours(folder):
     first = Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
     zca = ZCA("B", torch.eye(48), torch.zeros(48), first)
     provenance = {"seed": 0, "command": "made up", "accuracy": {"mean": 0.5}}
-    SyntheticCoreset(X, Y, preprocessing=zca, classes=("a", "b", "c"), provenance=provenance).save(
+    SyntheticCoreset(X, Y, preprocessing=zca, class_names=("a", "b", "c"), provenance=provenance).save(
         folder / "set.safetensors"
     )
 

@@ -75,7 +75,7 @@ def test_classes_are_counted_as_the_learned_targets_say(capsys, tmp_path):
 
 
 def test_a_file_that_claims_more_images_per_class_than_its_labels_is_contradicted(capsys, tmp_path):
-    about = {"images_per_class": 2, "classes": ("a", "b", "c")}
+    about = {"images_per_class": 2, "class_names": ("a", "b", "c")}
     made = SyntheticCoreset(torch.zeros(4, 1, 8, 8), torch.tensor([0, 0, 1, 1]), preprocessing=Raw(), **about)
     made.save(tmp_path / "a.safetensors")
     out = run(capsys, "info", tmp_path / "a.safetensors")[1]
@@ -93,13 +93,13 @@ def test_convert_asks_for_the_preprocessing_and_writes_nothing_without_it(capsys
 def test_convert_writes_our_format(capsys, mtt, tmp_path):
     out = tmp_path / "out.safetensors"
     numbers = ["--mean", 0.4, 0.5, 0.6, "--std", 0.2, 0.2, 0.2]
-    code, text, _ = run(capsys, "convert", mtt, out, *numbers, "--classes", "a", "b", "c")
+    code, text, _ = run(capsys, "convert", mtt, out, *numbers, "--class-names", "a", "b", "c")
     assert code == 0
     assert "wrote" in text
     coreset = load_coreset(out)
     assert torch.equal(coreset.inputs, torch.load(mtt, weights_only=True))
     assert coreset.preprocessing == Normalize((0.4, 0.5, 0.6), (0.2, 0.2, 0.2))
-    assert coreset.classes == ("a", "b", "c")
+    assert coreset.class_names == ("a", "b", "c")
 
 
 def test_whitening_can_be_taken_from_a_coreset_of_ours(capsys, mtt, tmp_path):

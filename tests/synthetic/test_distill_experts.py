@@ -18,7 +18,7 @@ from coreset_sampler.synthetic.preprocessing import Normalize
 NET = network("convnet", 1, 10, 8, widths=(4, 4))
 IMAGES, LABELS = (tensor[:300] for tensor in digits().tensors)
 DATA = RealData(IMAGES, LABELS)
-SETTINGS = {"experts": 2, "epochs": 3, "rate": 0.1, "batch": 50}
+SETTINGS = {"experts": 2, "epochs": 3, "lr": 0.1, "batch": 50}
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def test_trained_again_nothing_is_written_and_longer_adds_epochs(folder, tmp_pat
 
 
 def test_other_settings_in_the_same_folder_are_refused(folder):
-    with pytest.raises(ValueError, match=r"experts with rate 0.1, asked for 0.2"):
-        train_experts(NET, DATA, folder, **SETTINGS | {"rate": 0.2})
+    with pytest.raises(ValueError, match=r"experts with lr 0.1, asked for 0.2"):
+        train_experts(NET, DATA, folder, **SETTINGS | {"lr": 0.2})
     with pytest.raises(ValueError, match="experts with net 'a', asked for 'b'|experts with net None"):
         train_experts(NET, DATA, folder, **SETTINGS, about={"net": "b"})
 

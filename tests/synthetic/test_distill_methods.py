@@ -12,23 +12,23 @@ from gaussian_mean import GaussianMean
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from coreset_sampler.synthetic import distillers as distill
+from coreset_sampler.synthetic import distillers
 from coreset_sampler.synthetic.distillers import inner, pixels
 from coreset_sampler.synthetic.distillers.checkpoint import same
 from coreset_sampler.synthetic.flat import FlatNetwork
 from coreset_sampler.synthetic.networks import convnet, network
 
 PROBLEM = GaussianMean()
-INNER = {"inner_steps": 30, "inner_rate": 0.1, "augmentation": None}
+INNER = {"inner_steps": 30, "inner_lr": 0.1, "augmentation": None}
 
 
-def gaussian_distillers() -> dict[str, distill.Distiller]:
+def gaussian_distillers() -> dict[str, distillers.Distiller]:
     net, loss = PROBLEM.network, PROBLEM.loss
     return {
-        "reverse_kl": distill.reverse_kl(net, loss=loss, samples=20, noise=0.3, batch=50, lr=1.0, **INNER),
-        "wasserstein": distill.wasserstein(net, loss=loss, lr=6.0, inner_rate_lr=1e-4, **INNER),
-        "forward_kl": distill.forward_kl(net, loss=loss, samples=5, noise=0.1, lr=1.0, **INNER),
-        "contrastive_divergence": distill.contrastive_divergence(net, energy=loss, lr=0.5, temperature=0.2, **INNER),
+        "reverse_kl": distillers.ReverseKL(net, loss=loss, samples=20, noise=0.3, batch=50, lr=1.0, **INNER),
+        "wasserstein": distillers.Wasserstein(net, loss=loss, lr=6.0, inner_lr_lr=1e-4, **INNER),
+        "forward_kl": distillers.ForwardKL(net, loss=loss, samples=5, noise=0.1, lr=1.0, **INNER),
+        "contrastive_divergence": distillers.ContrastiveDivergence(net, energy=loss, lr=0.5, temperature=0.2, **INNER),
     }
 
 
@@ -103,12 +103,12 @@ def central_differences(function, x: Tensor, width: float = 1e-6) -> Tensor:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_wasserstein_gradient_is_that_of_central_differences(soft, recompute):
     inputs, targets, source = small_problem(soft=soft)
-    distiller = distill.wasserstein(small, inner_steps=4, inner_rate=0.2, augmentation=None, recompute=recompute)
+    distiller = distillers.Wasserstein(small, inner_steps=4, inner_lr=0.2, augmentation=None, recompute=recompute)
     flat = FlatNetwork(small())
 
     def distance(u: Tensor, rate: Tensor) -> float:
         theta = inner.descend(
-            flat, source.points[0], u, targets, loss=functional.cross_entropy, steps=4, rate=float(rate),
+            flat, source.points[0], u, targets, loss=functional.cross_entropy, steps=4, lr=float(rate),
             generator=Generator(),
         )  # fmt: skip
         start, end = source.points
@@ -117,7 +117,7 @@ def test_the_wasserstein_gradient_is_that_of_central_differences(soft, recompute
     state = distiller.init(inputs, targets)
     method = distiller.recomputed if recompute else distiller.unrolled
     value, gradient, rate_gradient = method(state, *source.points, [0] * 4)
-    rate = state.memory["inner_rate"]
+    rate = state.memory["inner_lr"]
     assert value == pytest.approx(distance(inputs, rate), rel=1e-12)
     assert torch.allclose(gradient, central_differences(lambda u: distance(u, rate), inputs), atol=1e-8)
     assert torch.allclose(rate_gradient, central_differences(lambda r: distance(inputs, r), rate), atol=1e-8)
@@ -131,7 +131,7 @@ def test_wasserstein_recomputed_equals_wasserstein_plain_on_augmented_images():
     source = Fixed(flat.theta(), flat.theta() + 0.1 * torch.randn(flat.size, generator=generator))
     states = []
     for recompute in (False, True):
-        distiller = distill.wasserstein(net, inner_steps=6, inner_rate=0.05, lr=100.0, recompute=recompute)
+        distiller = distillers.Wasserstein(net, inner_steps=6, inner_lr=0.05, lr=100.0, recompute=recompute)
         state = distiller.init(images, torch.arange(8) % 4)
         for _ in range(2):
             state, _ = distiller.step(state, source)
@@ -139,12 +139,12 @@ def test_wasserstein_recomputed_equals_wasserstein_plain_on_augmented_images():
     plain, recomputed = states
     assert (plain.inputs - images).abs().max() > 1e-4
     assert torch.allclose(plain.inputs, recomputed.inputs, atol=1e-5)
-    assert torch.allclose(plain.memory["inner_rate"], recomputed.memory["inner_rate"], rtol=1e-5)
+    assert torch.allclose(plain.memory["inner_lr"], recomputed.memory["inner_lr"], rtol=1e-5)
 
 
 def test_the_forward_kl_gradient_is_that_of_its_objective_with_parameters_held():
     inputs, targets, source = small_problem()
-    distiller = distill.forward_kl(small, inner_steps=3, inner_rate=0.2, samples=4, noise=0.1, augmentation=None)
+    distiller = distillers.ForwardKL(small, inner_steps=3, inner_lr=0.2, samples=4, noise=0.1, augmentation=None)
     state = distiller.init(inputs, targets)
     theta, expert = source.points[0] + 0.2, source.points[1]
 
@@ -158,7 +158,7 @@ def test_the_forward_kl_gradient_is_that_of_its_objective_with_parameters_held()
 
 def test_the_reverse_kl_gradient_is_the_covariance_of_algorithm_4():
     inputs, targets, source = small_problem()
-    distiller = distill.reverse_kl(small, inner_steps=1, samples=6, noise=0.2, batch=7, augmentation=None)
+    distiller = distillers.ReverseKL(small, inner_steps=1, samples=6, noise=0.2, batch=7, augmentation=None)
     flat, theta = distiller.flat, source.points[1]
     real, labels = source.batch(7, Generator().manual_seed(1))
     gradient, _ = distiller.covariance(distiller.init(inputs, targets), theta, real, labels, Generator().manual_seed(2))
@@ -177,9 +177,9 @@ def test_the_reverse_kl_gradient_is_the_covariance_of_algorithm_4():
 
 def test_contrastive_divergence_without_noise_is_forward_kl_without_noise():
     inputs, targets, source = small_problem()
-    common = {"inner_steps": 5, "inner_rate": 0.1, "augmentation": None, "lr": 2.0, "momentum": 0.5}
-    cold = distill.contrastive_divergence(small, temperature=0.0, epochs=1, **common)
-    still = distill.forward_kl(small, noise=0.0, samples=1, epochs=1, **common)
+    common = {"inner_steps": 5, "inner_lr": 0.1, "augmentation": None, "lr": 2.0, "momentum": 0.5}
+    cold = distillers.ContrastiveDivergence(small, temperature=0.0, epochs=1, **common)
+    still = distillers.ForwardKL(small, noise=0.0, samples=1, epochs=1, **common)
     one, _ = cold.step(cold.init(inputs, targets), source)
     other, _ = still.step(still.init(inputs, targets), source)
     assert torch.allclose(one.inputs, other.inputs, atol=1e-14)
@@ -192,7 +192,7 @@ def test_langevin_dynamics_reaches_the_posterior_at_its_temperature():
     theta = inner.descend(
         flat, torch.zeros(400, dtype=torch.float64), points, torch.zeros(3),
         loss=lambda outputs, _: 0.5 * outputs.square().sum(-1).mean(),
-        steps=300, rate=0.05, temperature=0.25, generator=Generator().manual_seed(0),
+        steps=300, lr=0.05, temperature=0.25, generator=Generator().manual_seed(0),
     )  # fmt: skip
     # the step size 0.05 adds a factor 1 / (1 - 0.05 / 2) to the variance
     assert float(theta.mean()) == pytest.approx(1.0, abs=0.1)
@@ -205,16 +205,16 @@ def test_focal_with_no_focus_is_cross_entropy_and_margin_is_that_of_torch():
     hard = torch.randint(4, (7,), generator=generator)
     soft = functional.one_hot(hard, 4).double()
     plain = functional.cross_entropy(outputs, hard)
-    assert torch.allclose(distill.Focal(gamma=0.0)(outputs, hard), plain)
-    assert torch.allclose(distill.Margin(margin=0.7)(outputs, hard), nn.MultiMarginLoss(margin=0.7)(outputs, hard))
-    for energy in (distill.CrossEntropy(), distill.Focal(), distill.Margin()):
+    assert torch.allclose(distillers.Focal(gamma=0.0)(outputs, hard), plain)
+    assert torch.allclose(distillers.Margin(margin=0.7)(outputs, hard), nn.MultiMarginLoss(margin=0.7)(outputs, hard))
+    for energy in (distillers.CrossEntropy(), distillers.Focal(), distillers.Margin()):
         assert torch.allclose(energy(outputs, hard), energy(outputs, soft))
 
 
-@pytest.mark.parametrize("energy", [distill.CrossEntropy(), distill.Focal(), distill.Margin()])
+@pytest.mark.parametrize("energy", [distillers.CrossEntropy(), distillers.Focal(), distillers.Margin()])
 def test_every_energy_distills(energy):
     inputs, targets, source = small_problem()
-    distiller = distill.contrastive_divergence(small, energy=energy, augmentation=None, inner_rate=0.1)
+    distiller = distillers.ContrastiveDivergence(small, energy=energy, augmentation=None, inner_lr=0.1)
     state, info = distiller.step(distiller.init(inputs, targets), source)
     assert math.isfinite(info["loss"])
     assert not torch.equal(state.inputs, inputs)
@@ -228,11 +228,11 @@ def test_forward_kl_draws_an_augmentation_for_each_sample_and_reverse_kl_one_for
         return images
 
     inputs, targets, source = small_problem()
-    distiller = distill.forward_kl(small, inner_steps=1, samples=5, augmentation=note)
+    distiller = distillers.ForwardKL(small, inner_steps=1, samples=5, augmentation=note)
     distiller.step(distiller.init(inputs, targets), source)
     assert len(set(drawn[1:])) == 5
     drawn.clear()
-    reverse = distill.reverse_kl(small, inner_steps=1, samples=5, batch=3, augmentation=note)
+    reverse = distillers.ReverseKL(small, inner_steps=1, samples=5, batch=3, augmentation=note)
     reverse.step(reverse.init(inputs, targets), source)
     assert len(set(drawn[1:])) == 1
 
@@ -245,13 +245,13 @@ def test_the_memory_of_forward_kl_does_not_grow_with_steps_nor_that_of_wasserste
     images, labels = torch.randn(6, 1, 8, 8, generator=Generator().manual_seed(0)), torch.arange(6) % 3
     kept = {
         (name, steps): _most_kept(
-            make(net, inner_steps=steps, inner_rate=0.01, augmentation=None), images, labels, source
+            make(net, inner_steps=steps, inner_lr=0.01, augmentation=None), images, labels, source
         )
         for name, make in {
-            "fkl": distill.forward_kl,
-            "cd": distill.contrastive_divergence,
-            "plain": partial(distill.wasserstein, recompute=False),
-            "again": distill.wasserstein,
+            "fkl": distillers.ForwardKL,
+            "cd": distillers.ContrastiveDivergence,
+            "plain": partial(distillers.Wasserstein, recompute=False),
+            "again": distillers.Wasserstein,
         }.items()
         for steps in (3, 12)
     }
@@ -279,7 +279,7 @@ def _most_kept(distiller, images: Tensor, labels: Tensor, source: Fixed) -> int:
     return most
 
 
-def step_often(distiller: distill.Distiller, state: distill.State, source: distill.Source) -> None:
+def step_often(distiller: distillers.Distiller, state: distillers.State, source: distillers.Source) -> None:
     for _ in range(10):
         assert bool(torch.isfinite(state.inputs).all())
         state, _ = distiller.step(state, source)
@@ -288,25 +288,25 @@ def step_often(distiller: distill.Distiller, state: distill.State, source: disti
 @pytest.mark.parametrize("name", gaussian_distillers())
 def test_divergence_to_nan_says_what_to_lower_and_keeps_the_state(name):
     distiller = replace(gaussian_distillers()[name], lr=1e200, inner_steps=2)
-    with pytest.raises(distill.DivergedError, match=r"came to NaN or infinity: lower lr \(now 1e\+200\)"):
+    with pytest.raises(distillers.DivergedError, match=r"came to NaN or infinity: lower lr \(now 1e\+200\)"):
         step_often(distiller, distiller.init(*PROBLEM.coreset(), seed=0), PROBLEM)
 
 
 def test_wasserstein_refuses_a_step_size_below_zero():
     inputs, targets, source = small_problem()
-    distiller = distill.wasserstein(small, inner_steps=2, inner_rate_lr=1e6, augmentation=None)
-    with pytest.raises(distill.DivergedError, match="lower inner_rate_lr"):
+    distiller = distillers.Wasserstein(small, inner_steps=2, inner_lr_lr=1e6, augmentation=None)
+    with pytest.raises(distillers.DivergedError, match="lower inner_lr_lr"):
         step_often(distiller, distiller.init(inputs, targets), source)
 
 
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="samples must be an integer of at least 1, got 0"):
-        distill.forward_kl(small, samples=0)
+        distillers.ForwardKL(small, samples=0)
     with pytest.raises(ValueError, match="lr must be a finite number, 0 or more, got nan"):
-        distill.wasserstein(small, lr=math.nan)
+        distillers.Wasserstein(small, lr=math.nan)
     with pytest.raises(ValueError, match="samples of 2 or more"):
-        distill.reverse_kl(small, samples=1)
-    distiller = distill.forward_kl(small, augmentation=None)
+        distillers.ReverseKL(small, samples=1)
+    distiller = distillers.ForwardKL(small, augmentation=None)
     inputs, targets, _ = small_problem()
     with pytest.raises(ValueError, match="inputs must be floats"):
         distiller.init(torch.zeros(3, 4, dtype=torch.uint8), targets[:3])

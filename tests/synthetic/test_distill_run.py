@@ -17,15 +17,15 @@ from torch import Generator
 
 from coreset_sampler import load_coreset
 from coreset_sampler.cli import main as cli
-from coreset_sampler.synthetic import distillers as distill
+from coreset_sampler.synthetic import distillers
 from coreset_sampler.synthetic.distillers import checkpoint
 from coreset_sampler.synthetic.distillers.checkpoint import Progress, same
 from coreset_sampler.synthetic.distillers.presets import METHODS, PRESETS
 from coreset_sampler.synthetic.distillers.run import StoppedError, run, saver, settings_of
 
 PROBLEM = GaussianMean()
-DISTILLER = distill.wasserstein(
-    PROBLEM.network, loss=PROBLEM.loss, lr=1.0, inner_steps=3, inner_rate=0.1, augmentation=None
+DISTILLER = distillers.Wasserstein(
+    PROBLEM.network, loss=PROBLEM.loss, lr=1.0, inner_steps=3, inner_lr=0.1, augmentation=None
 )
 
 
@@ -68,11 +68,11 @@ def test_ctrl_c_and_sigterm_finish_the_step_save_and_stop(tmp_path, number):
 def test_divergence_saves_the_state_before_it(tmp_path):
     path = tmp_path / "run.safetensors"
     wild = replace(DISTILLER, lr=1e200)
-    with pytest.raises(distill.DivergedError, match="lower lr"):
+    with pytest.raises(distillers.DivergedError, match="lower lr"):
         run(wild, begin(), PROBLEM, steps=50, save=saver(path, {}))
     saved = checkpoint.load(path)[0].state
     assert bool(torch.isfinite(saved.inputs).all())
-    with pytest.raises(distill.DivergedError):
+    with pytest.raises(distillers.DivergedError):
         wild.step(saved, PROBLEM)
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_is_no_coreset_and_a_coreset_no_checkpoint(tmp_path):
 
 
 def test_settings_are_plain_values():
-    settings = settings_of(distill.contrastive_divergence(PROBLEM.network, energy=distill.Focal(gamma=3.0)))
+    settings = settings_of(distillers.ContrastiveDivergence(PROBLEM.network, energy=distillers.Focal(gamma=3.0)))
     assert settings["energy"] == "Focal(gamma=3.0)"
     assert settings["augmentation"] == "augment"
     assert "network" not in settings
@@ -123,12 +123,12 @@ def test_settings_are_plain_values():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_builds_its_method(preset):
-    for method in METHODS.values():
+    for method in METHODS:
         for data in ("cifar10", "fashion-mnist", "anything"):
             for count in (1, 5, 10, 50):
                 made = PRESETS[preset](method, data, count)
                 assert made.steps > 0
-                getattr(distill, method)(PROBLEM.network, **made.settings)
+                METHODS[method](PROBLEM.network, **made.settings)
     with pytest.raises(ValueError, match="unknown method 'dc'"):
         PRESETS[preset]("dc", "digits", 1)
 
@@ -137,12 +137,24 @@ def test_every_preset_builds_its_method(preset):
 def experts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("experts")
     arguments = ["experts", str(folder), "digits", "--widths", "4", "4", "--experts", "1", "--epochs", "3"]
-    assert cli.main([*arguments, "--rate", "0.1", "--batch", "64", "--examples", "300", "--threads", "1"]) == 0
+    assert cli.main([*arguments, "--lr", "0.1", "--batch", "64", "--examples", "300", "--threads", "1"]) == 0
     return folder
 
 
 def distill_digits(experts, output, *more: str) -> list[str]:
-    command = ["distill", "digits", "--method", "fkl", "--ipc", "1", "--widths", "4", "4", "--experts", str(experts)]
+    command = [
+        "distill",
+        "digits",
+        "--method",
+        "fkl",
+        "--images-per-class",
+        "1",
+        "--widths",
+        "4",
+        "4",
+        "--experts",
+        str(experts),
+    ]
     return [
         *command,
         "--set",
@@ -150,7 +162,7 @@ def distill_digits(experts, output, *more: str) -> list[str]:
         "inner_steps=3",
         "--threads",
         "1",
-        "--judge-every",
+        "--evaluate-every",
         "99",
         "-o",
         str(output),
@@ -182,8 +194,31 @@ def test_killed_and_resumed_gives_the_same_bits_as_without(experts, tmp_path):
 
 def test_a_finished_coreset_says_how_it_was_made_and_names_no_path(experts, tmp_path, capsys):
     output = tmp_path / "w.safetensors"
-    arguments = ["distill", "digits", "--method", "w", "--ipc", "2", "--widths", "4", "4", "--experts", str(experts)]
-    arguments += ["--set", "inner_steps=2", "--steps", "3", "--threads", "1", "--judge-every", "9", "-o", str(output)]
+    arguments = [
+        "distill",
+        "digits",
+        "--method",
+        "w",
+        "--images-per-class",
+        "2",
+        "--widths",
+        "4",
+        "4",
+        "--experts",
+        str(experts),
+    ]
+    arguments += [
+        "--set",
+        "inner_steps=2",
+        "--steps",
+        "3",
+        "--threads",
+        "1",
+        "--evaluate-every",
+        "9",
+        "-o",
+        str(output),
+    ]
     assert cli.main(arguments) == 0
     coreset = load_coreset(output)
     assert coreset.method == "wasserstein"
@@ -192,7 +227,7 @@ def test_a_finished_coreset_says_how_it_was_made_and_names_no_path(experts, tmp_
     assert coreset.provenance["steps"] == 3
     assert coreset.provenance["settings"]["inner_steps"] == 2
     assert coreset.provenance["experts"]["data"] == "digits"
-    assert coreset.provenance["command"].startswith("coreset-sampler distill digits --method w --ipc 2")
+    assert coreset.provenance["command"].startswith("coreset-sampler distill digits --method w --images-per-class 2")
     assert str(tmp_path) not in str(coreset.info)
     assert str(experts) not in str(coreset.info)
     assert (tmp_path / "w.png").stat().st_size > 0
@@ -206,7 +241,7 @@ def test_wrong_commands_are_told_why(experts, tmp_path, capsys):
         return capsys.readouterr().err
 
     assert "nothing to resume" in fails(distill_digits(experts, output, "--resume"))
-    assert "has no setting 'speed'; it has loss" in fails(distill_digits(experts, output, "--set", "speed=3"))
+    assert "has no setting 'speed'; it has inner_steps" in fails(distill_digits(experts, output, "--set", "speed=3"))
     assert "--set takes NAME=VALUE" in fails(distill_digits(experts, output, "--set", "lr=fast"))
     assert "must end in .safetensors" in fails(distill_digits(experts, tmp_path / "a.pt"))
     assert "only digits is built in" in fails(["distill", "mnist", "-o", str(output)])
@@ -214,9 +249,9 @@ def test_wrong_commands_are_told_why(experts, tmp_path, capsys):
         distill_digits(experts, output, "--widths", "8", "--steps", "1", "--force")
     )
     assert cli.main(distill_digits(experts, output, "--steps", "2", "--force")) == 0
-    assert "is there already: --resume goes on" in fails(distill_digits(experts, output, "--steps", "2"))
+    assert "exists already: --resume continues the run" in fails(distill_digits(experts, output, "--steps", "2"))
     other = distill_digits(experts, output, "--steps", "9", "--resume", "--seed", "5")
-    assert "the run to resume has seed 0, this command 5" in fails(other)
+    assert "the run to resume has seed 0, asked for 5" in fails(other)
 
 
 def test_a_changed_setting_on_resume_is_recorded(experts, tmp_path):
@@ -231,7 +266,7 @@ def test_a_changed_setting_on_resume_is_recorded(experts, tmp_path):
 
 
 def test_real_data_alone_cannot_stand_in_for_experts():
-    data = distill.RealData(torch.zeros(3, 2), torch.arange(3))
+    data = distillers.RealData(torch.zeros(3, 2), torch.arange(3))
     with pytest.raises(ValueError, match="learns from experts"):
         data.segment(1, Generator())
 
@@ -307,7 +342,7 @@ def test_a_disk_that_fills_up_names_the_file_and_leaves_the_last_good_checkpoint
     again = distill_digits(experts, output, "--steps", "4", "--resume")
     with nearly_full(len(before) // 2):
         assert cli.main([*again, "--save-every", "0"]) == 1
-    told = f"'{under_way}': {under_way} is the last that was saved; --resume goes on from it"
+    told = f"'{under_way}': {under_way} is the last that was saved; --resume continues from it"
     assert told in capsys.readouterr().err
     assert under_way.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.checkpoint.safetensors", "a.png", "a.safetensors"]
@@ -327,9 +362,9 @@ def test_a_folder_that_cannot_be_written_to_is_noticed_before_anything_is_traine
 
 
 def test_more_images_than_a_class_has_are_refused_with_class_and_count(tmp_path, capsys):
-    assert cli.main(["distill", "digits", "--ipc", "1000", "-o", str(tmp_path / "a.safetensors")]) == 1
+    assert cli.main(["distill", "digits", "--images-per-class", "1000", "-o", str(tmp_path / "a.safetensors")]) == 1
     said = capsys.readouterr().err
-    assert "--ipc must be at most the training images of every class, got 1000: class '8' has 113" in said
+    assert "images_per_class must be at most the training images of every class, got 1000: class '8' has 113" in said
 
 
 @pytest.mark.parametrize("device", ["cuda", "nonsense"])
@@ -339,13 +374,13 @@ def test_a_device_that_is_not_there_is_one_line(tmp_path, capsys, device):
     assert cli.main(["distill", "digits", "--device", device, "-o", str(tmp_path / "a.safetensors")]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"--device must be one that torch finds here, got '{device}'" in said
+    assert f"device must be one that torch finds here, got '{device}'" in said
 
 
 def test_experts_that_learned_nothing_are_warned_of(tmp_path, capsys):
     folder, output = tmp_path / "experts", tmp_path / "a.safetensors"
     arguments = ["experts", str(folder), "digits", "--widths", "4,4", "--experts", "1", "--epochs", "1"]
-    assert cli.main([*arguments, "--rate", "1e-9", "--examples", "100", "--threads", "1"]) == 0
+    assert cli.main([*arguments, "--lr", "1e-9", "--examples", "100", "--threads", "1"]) == 0
     warning = f"warning: the experts in {folder} learned nothing: accuracy 0."
     assert warning in capsys.readouterr().err
     assert cli.main(distill_digits(folder, output, "--steps", "1")) == 0
@@ -355,7 +390,7 @@ def test_experts_that_learned_nothing_are_warned_of(tmp_path, capsys):
 def test_experts_that_learned_something_are_not(tmp_path, capsys):
     folder, state = tmp_path / "experts", torch.get_rng_state()
     arguments = ["experts", str(folder), "digits", "--widths", "16", "--experts", "1", "--epochs", "3"]
-    assert cli.main([*arguments, "--rate", "0.1", "--batch", "32", "--threads", "1"]) == 0
+    assert cli.main([*arguments, "--lr", "0.1", "--batch", "32", "--threads", "1"]) == 0
     assert "warning" not in capsys.readouterr().err
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -365,7 +400,7 @@ def test_vbpc_says_its_name_and_its_network(tmp_path, capsys):
     command = [
         "distill",
         "digits",
-        "--ipc",
+        "--images-per-class",
         "1",
         "--widths",
         "4,6",

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from coreset_sampler import SyntheticCoreset, load_coreset
+from coreset_sampler import SyntheticCoreset, evaluate, load_coreset
 from coreset_sampler.cli import main as cli
-from coreset_sampler.cli.evaluate import evaluate
 from coreset_sampler.cli.main import main
-from coreset_sampler.cli.results import Log, summary
 from coreset_sampler.synthetic.corruptions import corrupted, corruption_names
 from coreset_sampler.synthetic.distillers.claim import claimed
 from coreset_sampler.synthetic.image_data import open_images
 from coreset_sampler.synthetic.inference.predict import by_sgd
 from coreset_sampler.synthetic.networks import network
+from coreset_sampler.synthetic.results import Log, summary
 
 QUICK = ["--data", "digits", "--widths", "4,8", "--seeds", "2"]
 SET = ["--set", "sgd.steps=20", "last-layer.steps=5", "hmc.steps=4", "hmc.burn_in=2", "hmc.thin=1", "sghmc.steps=6"]
@@ -25,10 +24,21 @@ SET += ["sghmc.burn_in=2", "sghmc.thin=2"]
 def test_evaluate_prints_a_line_for_every_net_and_inference(capsys, tmp_path):
     output = tmp_path / "new" / "results.json"
     by = "last-layer,sgd,hmc,sghmc"
-    command = ["evaluate", "digits/k-center-1", *QUICK, "--by", by, "--nets", "convnet,vgg", *SET, "-o", str(output)]
+    command = [
+        "evaluate",
+        "digits/k-center-1",
+        *QUICK,
+        "--by",
+        by,
+        "--networks",
+        "convnet,vgg",
+        *SET,
+        "-o",
+        str(output),
+    ]
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["net", "by", "test", "images", "n", "accuracy", "NLL", "ECE", "Brier", "CPU", "s"]
+    assert lines[0].split() == ["network", "by", "test", "images", "n", "accuracy", "NLL", "ECE", "Brier", "CPU", "s"]
     assert [line.split()[:2] for line in lines[1:9]] == [
         [net, name] for net in ("convnet", "vgg") for name in by.split(",")
     ]
@@ -75,7 +85,7 @@ def test_corrupted_images_are_judged_by_the_same_networks():
 
     nets = {"convnet": network("convnet", 1, 10, 8, widths=(4, 8))}
     rows = evaluate(
-        coreset, data, by={"sgd": counted}, nets=nets, seeds=[7], corruptions=[None, ("contrast", 5), ("fog", 1)]
+        coreset, data, by={"sgd": counted}, networks=nets, seeds=[7], corruptions=[("contrast", 5), ("fog", 1)]
     )
     assert calls == [7]
     assert [(row["corruption"], row["severity"]) for row in rows] == [(None, None), ("contrast", 5), ("fog", 1)]
@@ -92,7 +102,7 @@ def _zoo(name):
     ("changes", "message"),
     [
         (["--by", "magic"], "unknown inference 'magic'; known: last-layer, sgd"),
-        (["--nets", "lenet"], "unknown network 'lenet'; known: convnet"),
+        (["--networks", "lenet"], "unknown network 'lenet'; known: convnet"),
         (["--set", "sgd.stepps=3"], "--set takes sgd.NAME=VALUE with NAME one of networks, steps"),
         (["--corruptions", "rain"], "unknown corruption 'rain'; known: all, gaussian_noise"),
         (["--corruptions", "fog", "--severity", "6"], "severity must be 1 to 5, got 6"),
@@ -107,25 +117,27 @@ def test_data_of_another_size_or_order_of_classes_is_refused():
     data = open_images("digits")
     nets = {"convnet": network("convnet", 1, 10, 8, widths=(4,))}
     coreset = SyntheticCoreset.load(_zoo("digits/k-center-1"))
-    values = coreset.describe() | {"classes": coreset.classes[::-1] if coreset.classes else data.classes[::-1]}
+    values = coreset.describe() | {
+        "class_names": coreset.class_names[::-1] if coreset.class_names else data.class_names[::-1]
+    }
     turned = SyntheticCoreset(coreset.inputs, coreset.targets, preprocessing=coreset.preprocessing, **values)
     with pytest.raises(ValueError, match="in another order than those of digits"):
-        evaluate(turned, data, by={}, nets=nets)
+        evaluate(turned, data, by={}, networks=nets)
     large = SyntheticCoreset.load(_zoo("fashion-mnist/herding-1"))
     with pytest.raises(ValueError, match=r"inputs are \(1, 28, 28\), images of digits \(1, 8, 8\)"):
-        evaluate(large, data, by={}, nets=nets)
+        evaluate(large, data, by={}, networks=nets)
 
 
 def test_data_with_other_class_names_are_refused_and_with_none_are_said_to_be_unchecked():
     data = open_images("digits")
     nets = {"convnet": network("convnet", 1, 10, 8, widths=(4,))}
     coreset = SyntheticCoreset.load(_zoo("digits/k-center-1"))
-    animals = replace(data, classes=tuple(f"animal {i}" for i in range(10)))
+    animals = replace(data, class_names=tuple(f"animal {i}" for i in range(10)))
     with pytest.raises(ValueError, match=r"not those of digits: 0, 1, 2, 3, 4, ... and animal 0, .*it was made from"):
-        evaluate(coreset, animals, by={}, nets=nets)
+        evaluate(coreset, animals, by={}, networks=nets)
     said = []
-    assert evaluate(coreset, replace(animals, named=False), by={}, nets=nets, say=said.append) == []
-    assert said == ["whether classes are the same is not checked: digits names none"]
+    assert evaluate(coreset, replace(animals, named=False), by={}, networks=nets, progress=said.append) == []
+    assert said == ["whether classes are the same is not checked: digits has no class names"]
 
 
 def test_images_of_another_size_are_scaled_only_if_asked_or_recorded(tmp_path, capsys):
@@ -137,8 +149,8 @@ def test_images_of_another_size_are_scaled_only_if_asked_or_recorded(tmp_path, c
     command = ["--data", str(tmp_path / "data"), "--by", "sgd", "--seeds", "1", "--set", "sgd.steps=1"]
     assert main(["evaluate", "digits/k-center-1", *command]) == 1
     assert "inputs are (1, 8, 8), images of data (1, 16, 16)" in capsys.readouterr().err
-    assert main(["evaluate", "digits/k-center-1", "--size", "8", *command]) == 0
-    assert "whether classes are the same is not checked: data names none" in capsys.readouterr().err
+    assert main(["evaluate", "digits/k-center-1", "--image-size", "8", *command]) == 0
+    assert "whether classes are the same is not checked: data has no class names" in capsys.readouterr().err
     made = tmp_path / "made.safetensors"
     coreset = load_coreset("digits/k-center-1")
     coreset.provenance |= {"image_size": 8}
@@ -148,8 +160,8 @@ def test_images_of_another_size_are_scaled_only_if_asked_or_recorded(tmp_path, c
 
 def test_digits_are_not_said_to_have_another_size():
     with pytest.raises(ValueError, match="which have 8 x 8 pixels, got 28"):
-        open_images("digits", size=28)
-    assert open_images("digits", size=8).size == 8
+        open_images("digits", image_size=28)
+    assert open_images("digits", image_size=8).image_size == 8
 
 
 def test_a_second_evaluation_into_the_same_file_is_refused(tmp_path, capsys):
@@ -166,7 +178,7 @@ def test_evaluate_takes_the_network_that_the_coreset_names_and_says_so(tmp_path,
     assert main(command) == 0
     assert "convnet: widths 32 64, what the coreset was made with" in capsys.readouterr().err
     (row,) = json.loads(output.read_text())["rows"]
-    assert (row["net"], row["widths"]) == ("convnet", [32, 64])
+    assert (row["network"], row["widths"]) == ("convnet", [32, 64])
     recorded = load_coreset("digits/vbpc-1").provenance["accuracy"]
     assert row["accuracy"] == pytest.approx(recorded["mean"], abs=0.03)
 
@@ -198,7 +210,7 @@ def test_a_coreset_that_claims_absurd_networks_is_refused(tmp_path, capsys):
 
 
 def test_spread_is_that_of_a_sample_and_absent_for_one_seed():
-    row = dict(net="a", by="b", corruption=None, severity=None, nll=1.0, ece=0.1, brier=0.5, cpu_seconds=1.0)
+    row = dict(network="a", by="b", corruption=None, severity=None, nll=1.0, ece=0.1, brier=0.5, cpu_seconds=1.0)
     rows = [row | {"seed": seed, "accuracy": value} for seed, value in enumerate((0.5, 0.7, 0.9))]
     (group,) = summary(rows)
     assert group["accuracy"] == {"mean": pytest.approx(0.7), "std": pytest.approx(0.2)}

@@ -273,7 +273,7 @@ class TestFoldersOfImages:
         for name in ("cat", "dog"):
             self.save(tmp_path / name / "a.png", 100, mode="L")
         coreset = read_published(tmp_path)
-        assert coreset.classes == ("cat", "dog")
+        assert coreset.class_names == ("cat", "dog")
         assert coreset.inputs.shape == (2, 1, 16, 16)
 
     def test_images_of_several_sizes_are_refused(self, tmp_path):
@@ -361,7 +361,7 @@ class TestPlainFiles:
 
     def test_labels_beyond_the_named_classes_are_refused(self, tmp_path):
         with pytest.raises(CoresetFileError, match=r"0\.\.1, got 0\.\.2"):
-            read_published(save_dc(tmp_path), classes=("a", "b"))
+            read_published(save_dc(tmp_path), class_names=("a", "b"))
 
     def test_an_unknown_layout_lists_the_known_ones_and_what_was_found(self, tmp_path):
         torch.save({"weights": torch.zeros(3)}, tmp_path / "model.pt")
@@ -401,7 +401,7 @@ class TestHuggingFaceFolders:
             dataset.to_parquet(tmp_path / "train-00000-of-00001.parquet")
             dataset.select([0]).to_parquet(tmp_path / "test-00000-of-00001.parquet")
         coreset = read_published(tmp_path)
-        assert coreset.classes == ("a", "b", "c")
+        assert coreset.class_names == ("a", "b", "c")
         assert coreset.inputs[:, 0, 0, 0].tolist() == [0, 30, 60, 90, 120, 150]
         assert torch.equal(coreset.targets, labels())
 

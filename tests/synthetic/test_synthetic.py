@@ -41,7 +41,7 @@ def every_kind():
     small, colour = images(6, 1, 3), images(6, 3, 3)
     yield (
         "hard",
-        hard(classes=("a", "b", "c"), method="DC", provenance={"seed": 1, "nested": [1, {"x": None}]}),
+        hard(class_names=("a", "b", "c"), method="DC", provenance={"seed": 1, "nested": [1, {"x": None}]}),
     )
     yield "soft", SyntheticCoreset(images(), soft, target_kind="soft", preprocessing=NORMALIZE)
     yield (
@@ -280,7 +280,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("targets", "arguments", "message"),
         [
-            (torch.tensor([0, 1, 2, 3, 0, 1]), {"classes": ("a", "b", "c")}, r"0\.\.2, got 0\.\.3"),
+            (torch.tensor([0, 1, 2, 3, 0, 1]), {"class_names": ("a", "b", "c")}, r"0\.\.2, got 0\.\.3"),
             (torch.tensor([0, 1, -1, 2, 0, 1]), {}, r"got -1\.\.2"),
             (torch.arange(6), {"num_classes": 5}, r"0\.\.4"),
             (torch.arange(5), {}, "one target"),
@@ -289,7 +289,7 @@ class TestRefused:
             (torch.full((6, 3), torch.nan), {"target_kind": "logits"}, "finite"),
             (torch.rand(6, 3), {"target_kind": "logits", "num_classes": 4}, r"\(n, 4\)"),
             (torch.arange(6), {"target_kind": "strange"}, "one of hard, soft, logits, regression"),
-            (torch.arange(6) % 3, {"classes": ("a", "b", "c"), "num_classes": 4}, "number of class names"),
+            (torch.arange(6) % 3, {"class_names": ("a", "b", "c"), "num_classes": 4}, "number of class names"),
             (torch.arange(6) % 3, {"provenance": {"tensor": torch.zeros(1)}}, "JSON"),
             (torch.arange(6) % 3, {"provenance": {"nan": float("nan")}}, "JSON"),
         ],
@@ -412,7 +412,7 @@ def test_importing_the_package_imports_no_framework():
 
     heavy = "timm transformers datasets matplotlib PIL torchvision lightning accelerate msgpack ray sklearn"
     code = (
-        "import sys, coreset_sampler, coreset_sampler.formats, coreset_sampler.cli\n"
+        "import sys, coreset_sampler, coreset_sampler.synthetic.formats, coreset_sampler.cli.main\n"
         "import coreset_sampler.integrations\n"
         f"print([name for name in {heavy.split()} if name in sys.modules])"
     )

@@ -1,4 +1,4 @@
-"""Files of strangers: nothing is run, fetched or read elsewhere, costs are limited, errors are of one kind."""
+"""Untrusted files: nothing is run, fetched or read elsewhere, costs are limited, errors are of one kind."""
 
 import http.server
 import json
@@ -469,7 +469,8 @@ class TestOneKindOfError:
             tmp_path / "a.safetensors"
         )
         code = (
-            "import resource, sys, os; from coreset_sampler import cli, load_coreset; load_coreset('digits/k-center-10');"
+            "import resource, sys, os; from coreset_sampler import load_coreset; load_coreset('digits/k-center-10');"
+            "from coreset_sampler.cli import main as cli;"
             "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + (40 << 20);"
             "resource.setrlimit(resource.RLIMIT_AS, (used, used)); sys.exit(cli.main(['info', sys.argv[1]]))"
         )
@@ -486,7 +487,7 @@ class TestOneKindOfError:
             torch.arange(6) % 3,
             preprocessing=Raw(),
             method=evil,
-            classes=("a", evil, "c"),
+            class_names=("a", evil, "c"),
             provenance={evil: evil, "x": {evil: 1}},
         )
         coreset.save(tmp_path / "a.safetensors")

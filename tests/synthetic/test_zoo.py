@@ -31,7 +31,7 @@ def test_a_coreset_is_what_the_index_says(name):
     assert coreset.method == entry["method"]
     assert coreset.images_per_class == entry["images_per_class"]
     assert len(coreset) == 10 * entry["images_per_class"]
-    assert len(coreset.classes) == 10
+    assert len(coreset.class_names) == 10
     assert coreset.provenance["accuracy"] == entry["accuracy"]
     assert coreset.provenance["licence"] == entry["licence"]
 
@@ -103,11 +103,12 @@ def test_a_fresh_network_scores_in_closed_form_as_recorded():
     pytest.importorskip("sklearn")
     from make_zoo import digits
 
-    from coreset_sampler.synthetic.distillers.variational_presets import PRESETS
+    from coreset_sampler.synthetic.distillers.presets import VBPC
     from coreset_sampler.synthetic.inference.predict import by_last_layer
+    from coreset_sampler.synthetic.networks import network
 
     data, coreset = digits(), load_coreset("digits/vbpc-1")
-    make = PRESETS["digits", 1].network(1, 10, 8)
+    make = network("convnet", 1, 10, 8, widths=VBPC["digits", 1].widths)
     probabilities = by_last_layer()(coreset, make, 0)(coreset.preprocessing(data.test[0].float() / 255))
     recorded = coreset.provenance["accuracy"]
     again = (probabilities.argmax(1) == data.test[1]).double().mean().item()

@@ -4,14 +4,14 @@ Each method is a distiller: it holds settings, `init` makes a `State` and `step`
 """
 
 from .augment import augment
-from .contrastive_divergence import ContrastiveDivergence, CrossEntropy, Focal, Margin, contrastive_divergence
+from .contrastive_divergence import ContrastiveDivergence, CrossEntropy, Focal, Margin
 from .experts import Experts, train_experts
-from .forward_kl import ForwardKL, forward_kl
+from .forward_kl import ForwardKL
 from .real_data import RealData
-from .reverse_kl import ReverseKL, reverse_kl
+from .reverse_kl import ReverseKL
 from .state import Distiller, DivergedError, Info, Source, State
-from .variational import Variational, variational
-from .wasserstein import Wasserstein, wasserstein
+from .variational import Variational
+from .wasserstein import Wasserstein
 
 __all__ = [
     "ContrastiveDivergence",
@@ -30,10 +30,5 @@ __all__ = [
     "Variational",
     "Wasserstein",
     "augment",
-    "contrastive_divergence",
-    "forward_kl",
-    "reverse_kl",
     "train_experts",
-    "variational",
-    "wasserstein",
 ]

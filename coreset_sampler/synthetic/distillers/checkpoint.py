@@ -1,4 +1,4 @@
-"""A distillation under way as a file: all that it takes to go on to the same bits."""
+"""A distillation under way as a file: all that it takes to continue as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def save(path: str | os.PathLike[str], progress: Progress, settings: dict[str, A
     coreset_file.write(path, {name: value.detach().clone() for name, value in tensors.items()}, description)
 
 
-def load(path: str | os.PathLike[str], *, device: str | None = None) -> tuple[Progress, dict[str, Any]]:
+def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> tuple[Progress, dict[str, Any]]:
     """What `save` wrote, on `device`."""
     tensors, description = coreset_file.read(path)
     tensors = {name: tensor.to(device) for name, tensor in tensors.items()}

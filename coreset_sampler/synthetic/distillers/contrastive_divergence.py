@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..flat import FlatNetwork
-from ..networks import Network
-from . import inner, pixels
-from .augment import Augmentation, augment
+from . import inner
+from .expert_matching import ExpertMatching
 from .state import Info, Source, State
 
 
@@ -59,8 +56,8 @@ def _probabilities(targets: Tensor, outputs: Tensor) -> Tensor:
     return functional.one_hot(targets, outputs.shape[-1]).to(outputs)
 
 
-@dataclass(frozen=True)
-class ContrastiveDivergence:
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveDivergence(ExpertMatching):
     r"""Minimises $\mathrm{KL}[\pi_x \| \pi_u]$ with no form assumed for the posterior of the full data x.
 
     That of the coreset is $\pi_u \propto \exp(-E(\theta, u) / T)$, and a step descends
@@ -71,81 +68,38 @@ class ContrastiveDivergence:
     $\theta - \tfrac\alpha2 \nabla E + \sqrt{\alpha T}\,\eta$, make of its start (Tiwary, Shubham, Kashyap, AP 2024,
     equations 11 and 12).
 
-    `inner_rate` is $\alpha / 2$. The paper has $T = 1$: at a step that learns anything its noise wipes a network
+    `inner_lr` is $\alpha / 2$. The paper has $T = 1$: at a step that learns anything its noise wipes a network
     out. By default $T = 1/n$, n the real examples: E is a mean, and the posterior is that of n examples like those of
     the coreset. Pass `temperature=1.0` for the equation as printed. Memory: one network pass, whatever `inner_steps`.
+
+    Args:
+        energy: outputs and targets to a mean over the examples: `CrossEntropy()`, `Focal()`, `Margin()` or your own.
+        epochs: how many epochs after the start the expert is that should have low energy.
+        temperature: T above; `None` for 1/n.
+        samples: Langevin chains, and augmentations, in a step; the paper has one.
+        network, inner_steps, inner_lr, lr, momentum, augmentation: as for every method that learns from experts
+            (`ExpertMatching`).
     """
 
-    network: Network
-    _: KW_ONLY
     energy: inner.Loss = CrossEntropy()
     epochs: int = 2
-    """How far on the expert is that the coreset should lead to."""
-    inner_steps: int = 10
-    inner_rate: float = 0.03
     temperature: float | None = None
     samples: int = 1
-    """Langevin chains, and augmentations, in a step; the paper has one."""
+    inner_steps: int = 10
     lr: float = 1.0
-    momentum: float = 0.5
-    augmentation: Augmentation | None = augment
     name: ClassVar[str] = "contrastive_divergence"
-
-    def __post_init__(self) -> None:
-        pixels.check_settings(
-            epochs=self.epochs,
-            inner_steps=self.inner_steps,
-            inner_rate=self.inner_rate,
-            temperature=0.0 if self.temperature is None else self.temperature,
-            samples=self.samples,
-            lr=self.lr,
-            momentum=self.momentum,
-        )
-
-    @cached_property
-    def flat(self) -> FlatNetwork:
-        """The network as a function of its parameters."""
-        return pixels.flat_network(self.network)
-
-    def init(self, inputs: Tensor, targets: Tensor, *, seed: int = 0) -> State:
-        """The state before the first step."""
-        return pixels.begin(inputs, targets, seed)
 
     def step(self, state: State, source: Source) -> tuple[State, Info]:
         """One update of the inputs."""
         generator = state.generator()
-        start, expert = pixels.segment(source, self.flat, self.epochs, generator, state.inputs)
+        start, expert = self._segment(source, state, self.epochs, generator)
         temperature = 1 / source.n if self.temperature is None else self.temperature
         inputs = state.inputs.detach().requires_grad_()
         total, gradient = 0.0, torch.zeros_like(state.inputs)
         for _ in range(self.samples):
-            theta = self.langevin(state, start, temperature, generator)
+            theta = self._descend(state, start, self.energy, generator, temperature)
             seen = inputs if self.augmentation is None else self.augmentation(inputs, generator)
             low, high = (self.energy(self.flat(point, seen), state.targets) for point in (expert, theta))
             gradient += torch.autograd.grad(low - high, inputs)[0] / self.samples
             total += float((low - high).detach()) / self.samples
-        lower = {"lr": self.lr, "inner_rate": self.inner_rate, "temperature": temperature}
-        state = pixels.move(state, gradient, lr=self.lr, momentum=self.momentum, lower=lower)
-        return state, pixels.figures(loss=total, gradient=gradient.norm())
-
-    def langevin(self, state: State, start: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-        """What the coreset's posterior proposes from here."""
-        return inner.descend(
-            self.flat,
-            start,
-            state.inputs,
-            state.targets,
-            loss=self.energy,
-            steps=self.inner_steps,
-            rate=self.inner_rate,
-            generator=generator,
-            augmentation=self.augmentation,
-            temperature=temperature,
-        )
-
-    def describe(self, state: State) -> dict[str, Any]:
-        """The inner rate is the one to train on the coreset with."""
-        return {"target_kind": pixels.target_kind(state.targets), "learning_rate": self.inner_rate}
-
-
-contrastive_divergence = ContrastiveDivergence
+        return self._moved(state, gradient, total, temperature=temperature)

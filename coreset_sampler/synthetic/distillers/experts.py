@@ -26,7 +26,7 @@ from ..networks import Network, fresh
 from .augment import Augmentation, augment
 from .claim import remove_leftovers
 from .inner import Loss
-from .pixels import check_settings
+from .pixels import check_number
 from .real_data import RealData
 
 _NAME = re.compile(r"expert_(\d+)_epoch_(\d+)\.safetensors")
@@ -36,8 +36,12 @@ _GROWS = ("experts", "epochs")
 class Experts:
     """A folder of trajectories, ours or MTT's `replay_buffer_*.pt`, as the source that distillers learn from.
 
-    Segments begin at epoch `max_start` at the latest: the early part of training is where the data say most. `data`
-    gives the real batches that reverse KL looks at. Nothing is read but the two points that a segment ends at.
+    Nothing is read but the two points that a segment ends at.
+
+    Args:
+        folder: of the trajectories.
+        data: gives the real batches that reverse KL needs.
+        max_start: segments begin at this epoch at the latest: the early part of training is where the data say most.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ def train_experts(
     *,
     experts: int = 100,
     epochs: int = 50,
-    rate: float = 0.01,
+    lr: float = 0.01,
     batch: int = 256,
     loss: Loss = functional.cross_entropy,
     augmentation: Augmentation | None = augment,
@@ -109,14 +113,26 @@ def train_experts(
     """Trains what is missing in the folder: plain SGD, the parameters at the start and after each epoch written.
 
     Expert e depends on `seed`, e and the settings alone, so runs may be killed, continued, made longer or split over
-    ranks (in a process group each trains every so-manieth). `about` says whatever should be the same for all experts,
-    the network and data for one; experts of other settings in the same folder are refused.
+    ranks (in a process group each trains its share). Experts of other settings in the same folder are refused.
+
+    Args:
+        network: makes a fresh network.
+        data: what experts are trained on.
+        folder: where trajectories are kept, one file per epoch.
+        experts, epochs: how many, and how long each.
+        lr, batch: of SGD.
+        loss: outputs and targets to a mean over the examples.
+        augmentation: of the images; `None` for data that are no images.
+        seed: of weights and batches.
+        about: what else should be the same for all experts of a folder, the data's name for one.
+        report: gets a line after every epoch.
     """
-    check_settings(experts=experts, epochs=epochs, rate=rate, batch=batch)
+    for name, value in {"experts": experts, "epochs": epochs, "lr": lr, "batch": batch}.items():
+        check_number(name, value)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder, rf"{_NAME.pattern}|experts\.json", older=600)  # other ranks may be writing
-    description = {"n": data.n, "rate": rate, "batch": batch, "seed": seed, "augmentation": _name(augmentation)}
+    description = {"n": data.n, "lr": lr, "batch": batch, "seed": seed, "augmentation": _name(augmentation)}
     _write_description(folder, description | (about or {}) | {"experts": experts, "epochs": epochs})
     for expert in share(range(experts)):
         model = fresh(network, Generator().manual_seed(_seed(seed, expert, 0))).to(data.device)
@@ -127,7 +143,7 @@ def train_experts(
             _restore(model, _Files(folder).theta(expert, done), folder)
         for epoch in range(max(done, 0) + 1, epochs + 1):
             generator = Generator().manual_seed(_seed(seed, expert, epoch))
-            mean = _train_epoch(model, data, loss, rate, batch, augmentation, generator)
+            mean = _train_epoch(model, data, loss, lr, batch, augmentation, generator)
             _write(folder, expert, epoch, model)
             if report is not None:
                 report(f"expert {expert + 1}/{experts}  epoch {epoch}/{epochs}  loss {mean:.4f}")
@@ -156,7 +172,7 @@ def untrained(experts: Experts, network: Network, data: RealData, *, most: int =
         return None
     return (
         f"warning: the experts in {experts.folder} learned nothing: accuracy {best:.2f} on held-out images, where the "
-        f"largest class has {chance:.2f}. Train others, with more --epochs or another --rate: coreset-sampler experts"
+        f"largest class has {chance:.2f}. Train others, with more --epochs or another --lr: coreset-sampler experts"
     )
 
 
@@ -164,7 +180,7 @@ def _train_epoch(
     model: nn.Module,
     data: RealData,
     loss: Loss,
-    rate: float,
+    lr: float,
     batch: int,
     augmentation: Augmentation | None,
     generator: Generator,
@@ -180,10 +196,10 @@ def _train_epoch(
             value = loss(model(seen), targets)
             gradients = torch.autograd.grad(value, parameters)
             with torch.no_grad():
-                torch._foreach_add_(parameters, gradients, alpha=-rate)
+                torch._foreach_add_(parameters, gradients, alpha=-lr)
             total += float(value.detach()) * len(inputs)
     if not total < float("inf"):
-        raise ValueError(f"an expert's loss became {total}: lower rate, which is {rate}")
+        raise ValueError(f"an expert's loss became {total}: lower lr, which is {lr}")
     return total / data.n
 
 

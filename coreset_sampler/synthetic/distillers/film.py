@@ -1,4 +1,4 @@
-"""How a coreset came to be, as a picture: a row a class, a column a step."""
+"""How a coreset came to be, as a picture: one row per class, one column per step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..preprocessing import Preprocessing
 def draw_film(
     frames: Mapping[int, Tensor], path: str | os.PathLike[str], *, preprocessing: Preprocessing, title: str = ""
 ) -> None:
-    """Writes frames `(classes, channels, h, w)` by step to `path` (.png, .pdf, .svg), oldest on the left."""
+    """Writes frames `(num_classes, channels, h, w)` by step to `path` (.png, .pdf, .svg), oldest on the left."""
     figures = need("matplotlib.figure", extra="plots", what="pictures")
     if not frames:
         raise ValueError("frames must hold at least one step, got none: only images are filmed")

@@ -24,7 +24,7 @@ def descend(
     *,
     loss: Loss,
     steps: int,
-    rate: float,
+    lr: float,
     generator: Generator,
     augmentation: Augmentation | None = None,
     temperature: float = 0.0,
@@ -39,7 +39,7 @@ def descend(
         seen = inputs if augmentation is None else augmentation(inputs, generator)
         theta = theta.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(flat(theta, seen), targets), theta)
-        theta = theta.detach() - rate * gradient
+        theta = theta.detach() - lr * gradient
         if temperature:
-            theta = theta + noise(theta, math.sqrt(2 * rate * temperature), generator)
+            theta = theta + noise(theta, math.sqrt(2 * lr * temperature), generator)
     return theta

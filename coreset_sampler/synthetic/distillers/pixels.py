@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -75,10 +75,18 @@ def target_kind(targets: Tensor) -> str:
     return "soft" if targets.is_floating_point() else "hard"
 
 
-def check_settings(**settings: Any) -> None:
-    """Rates and scales must be finite and not negative, counts at least 1; each is named in the error."""
-    for name, value in settings.items():
-        counts = isinstance(value, int) and not isinstance(value, bool)
-        if not (counts or isinstance(value, float)) or not 0 <= value < float("inf") or (counts and value < 1):
-            rule = "an integer of at least 1" if counts else "a finite number, 0 or more"
-            raise ValueError(f"{name} must be {rule}, got {value!r}")
+def check_settings(distiller: Any) -> None:
+    """Settings of a dataclass that are numbers: rates finite and not negative, counts at least 1; errors name them."""
+    for setting in fields(distiller):
+        value = getattr(distiller, setting.name)
+        kind, *optional = str(setting.type).split(" | ")
+        if kind in ("int", "float") and not (optional and value is None):
+            check_number(setting.name, value)
+
+
+def check_number(name: str, value: Any) -> None:
+    """A rate or scale must be finite and not negative, a count at least 1."""
+    counts = isinstance(value, int) and not isinstance(value, bool)
+    if not (counts or isinstance(value, float)) or not 0 <= value < float("inf") or (counts and value < 1):
+        rule = "an integer of at least 1" if counts else "a finite number, 0 or more"
+        raise ValueError(f"{name} must be {rule}, got {value!r}")

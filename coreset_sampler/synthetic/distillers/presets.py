@@ -1,47 +1,70 @@
-"""The papers' settings by method, data set and images per class, and shorter ones for a CPU."""
+"""The methods by name, and their settings by data set and images per class: the papers', and shorter ones for a CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
-from . import variational_presets
+from .contrastive_divergence import ContrastiveDivergence
+from .forward_kl import ForwardKL
+from .reverse_kl import ReverseKL
+from .state import Distiller
+from .variational import Variational
+from .wasserstein import Wasserstein
 
-METHODS = {
-    "rkl": "reverse_kl",
-    "w": "wasserstein",
-    "fkl": "forward_kl",
-    "cd": "contrastive_divergence",
-    "vbpc": "variational",
+Method = Literal["vbpc", "rkl", "w", "fkl", "cd"]
+PresetName = Literal["cpu", "paper"]
+
+METHODS: dict[Method, Callable[..., Distiller]] = {
+    "rkl": ReverseKL,
+    "w": Wasserstein,
+    "fkl": ForwardKL,
+    "cd": ContrastiveDivergence,
+    "vbpc": Variational,
 }
-"""What the command line calls them."""
+
+
+@dataclass(frozen=True)
+class ExpertPreset:
+    """How to train the experts that a method learns from; what is not said is as in `train_experts`.
+
+    Args:
+        max_start: the latest epoch at which a segment begins.
+        examples: train on a random part of so many real examples; all if not said.
+        training: arguments of `train_experts`: experts, epochs, lr, batch.
+    """
+
+    max_start: int
+    examples: int | None = None
+    training: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Preset:
-    """How to make a coreset: the distiller's settings, the experts it needs and how long to go on."""
+    """How to make a coreset.
+
+    Args:
+        steps: in all.
+        settings: of the method, where they differ from its defaults.
+        widths: of the ConvNet; 128 in every block if not said.
+        experts: for the methods that need them.
+    """
 
     steps: int
     settings: dict[str, Any] = field(default_factory=dict)
-    max_start: int | None = None
-    experts: int = 0
-    epochs: int = 0
-    examples: int | None = None
-    """Real examples that experts train on; all if not said."""
-    expert_rate: float = 0.01
-    expert_batch: int = 256
     widths: tuple[int, ...] | None = None
-    """Of the ConvNet; 128 in every block if not said."""
+    experts: ExpertPreset | None = None
 
 
 # Kim et al. 2022, table 2, and the released code for pixels (lr 1000, momentum 0.5; plain steps for reverse KL).
-_LONG = {
-    "reverse_kl": {"samples": 10, "noise": 0.01, "batch": 1000, "lr": 1000.0, "momentum": 0.0},
-    "wasserstein": {"epochs": 2, "inner_rate": 0.01, "lr": 1000.0, "momentum": 0.5},
-    "forward_kl": {"epochs": 1, "samples": 30, "noise": 0.01, "lr": 1000.0, "momentum": 0.5},
-    "contrastive_divergence": {"epochs": 2, "inner_steps": 10, "inner_rate": 0.03, "momentum": 0.5},
+_PAPER: dict[str, dict[str, Any]] = {
+    "rkl": {"samples": 10, "noise": 0.01, "batch": 1000, "lr": 1000.0, "momentum": 0.0},
+    "w": {"epochs": 2, "inner_lr": 0.01, "lr": 1000.0, "momentum": 0.5},
+    "fkl": {"epochs": 1, "samples": 30, "noise": 0.01, "lr": 1000.0, "momentum": 0.5},
+    "cd": {"epochs": 2, "inner_steps": 10, "inner_lr": 0.03, "momentum": 0.5},
 }
-_BY_SIZE = {  # images per class: max_start, inner_steps, inner_rate, inner_rate_lr
+_PAPER_BY_SIZE = {  # images per class: max_start, inner_steps, inner_lr, inner_lr_lr
     1: (2, 50, 0.01, 1e-7),
     10: (20, 30, 0.03, 1e-5),
     20: (30, 30, 0.03, 1e-5),
@@ -56,64 +79,78 @@ _CD_LR = {
 
 # For a ConvNet of widths 16, 32, 64 on Fashion-MNIST; two to four settings of reverse KL and Wasserstein were compared on
 # held-out images after 50 steps, the other rates are such that early steps move the coreset by a twentieth of its norm.
-_SHORT: dict[str, dict[str, Any]] = {
-    "reverse_kl": {"inner_steps": 10, "inner_rate": 0.03, "samples": 10, "batch": 256},
-    "wasserstein": {"inner_steps": 10, "inner_rate": 0.03, "epochs": 1, "inner_rate_lr": 1e-6},
-    "forward_kl": {"inner_steps": 10, "inner_rate": 0.03, "epochs": 1, "samples": 5},
-    "contrastive_divergence": {"inner_steps": 10, "inner_rate": 0.03, "epochs": 1},
+_CPU: dict[str, dict[str, Any]] = {
+    "rkl": {"inner_steps": 10, "inner_lr": 0.03, "samples": 10, "batch": 256},
+    "w": {"inner_steps": 10, "inner_lr": 0.03, "epochs": 1, "inner_lr_lr": 1e-6},
+    "fkl": {"inner_steps": 10, "inner_lr": 0.03, "epochs": 1, "samples": 5},
+    "cd": {"inner_steps": 10, "inner_lr": 0.03, "epochs": 1},
 }
-_SHORT_BY_SIZE: dict[str, tuple[tuple[int, float], tuple[int, float]]] = {
+_CPU_BY_SIZE: dict[str, tuple[tuple[int, float], tuple[int, float]]] = {
     # steps and lr, below 10 images per class and from there on
-    "reverse_kl": ((100, 3000.0), (40, 3000.0)),
-    "wasserstein": ((200, 300.0), (40, 1000.0)),
-    "forward_kl": ((200, 100.0), (100, 500.0)),
-    "contrastive_divergence": ((300, 100.0), (150, 500.0)),
+    "rkl": ((100, 3000.0), (40, 3000.0)),
+    "w": ((200, 300.0), (40, 1000.0)),
+    "fkl": ((200, 100.0), (100, 500.0)),
+    "cd": ((300, 100.0), (150, 500.0)),
+}
+_CPU_EXPERTS = ExpertPreset(4, examples=10_000, training={"experts": 6, "epochs": 8, "lr": 0.03, "batch": 64})
+
+# VBPC on a CPU, chosen on training images (docs/cards/variational.md). Short lives: in a few thousand steps networks
+# that live long are few, and images come to fit those few.
+_SHORT_LIVES: dict[str, Any] = {"max_age": 30, "fit_steps": 30}
+_TEN = _SHORT_LIVES | {"lr": 0.03, "label_lr": 0.03}
+VBPC: dict[tuple[str, int], Preset] = {
+    ("digits", 1): Preset(3000, _SHORT_LIVES | {"batch": 64}, (32, 64)),
+    ("digits", 10): Preset(2000, _TEN, (32, 64)),
+    ("fashion-mnist", 1): Preset(4000, _SHORT_LIVES | {"batch": 64}, (32, 64, 128)),
+    ("fashion-mnist", 10): Preset(5000, _TEN | {"max_age": 100, "train_every": 3}, (32, 64, 128)),
+    ("cifar10", 10): Preset(3200, _TEN, (32, 64, 128)),
 }
 
 
-def paper(method: str, data: str, images_per_class: int) -> Preset:
+def paper(method: Method, data: str, images_per_class: int) -> Preset:
     """What the method's paper used; between the sizes that it has, the next smaller one's."""
     _check(method, images_per_class)
-    if method == "variational":
-        return Preset(steps=100_000)  # it does not say its settings; a long run with the defaults
-    row = max((size for size in _BY_SIZE if size <= images_per_class), default=1)
-    max_start, inner_steps, inner_rate, inner_rate_lr = _BY_SIZE[row]
-    settings = dict(_LONG[method])
-    if method in ("reverse_kl", "forward_kl"):
-        settings |= {"inner_steps": inner_steps, "inner_rate": inner_rate}
-    if method == "wasserstein":
-        settings |= {"inner_steps": inner_steps, "inner_rate_lr": inner_rate_lr}
-    if method == "contrastive_divergence":
+    if method == "vbpc":
+        return Preset(steps=100_000)  # the paper does not say its settings; a long run with the defaults
+    row = max((size for size in _PAPER_BY_SIZE if size <= images_per_class), default=1)
+    max_start, inner_steps, inner_lr, inner_lr_lr = _PAPER_BY_SIZE[row]
+    settings = dict(_PAPER[method])
+    if method in ("rkl", "fkl"):
+        settings |= {"inner_steps": inner_steps, "inner_lr": inner_lr}
+    if method == "w":
+        settings |= {"inner_steps": inner_steps, "inner_lr_lr": inner_lr_lr}
+    if method == "cd":
         rates = _CD_LR.get(data, (1.0, 1.0, 1.0))
         settings["lr"] = rates[(images_per_class >= 10) + (images_per_class >= 50)]
-    return Preset(5000, settings, max_start, experts=100, epochs=50)
+    return Preset(5000, settings, experts=ExpertPreset(max_start))
 
 
-def cpu(method: str, data: str, images_per_class: int) -> Preset:
-    """Minutes instead of hours: few and short experts on a part of the data, short unrolls, fewer samples."""
+def cpu(method: Method, data: str, images_per_class: int) -> Preset:
+    """Minutes instead of hours: few and short experts on a part of the data, short unrolls, fewer samples.
+
+    For VBPC what is known of this data set, or of Fashion-MNIST: the most images per class that are no more than asked.
+    """
     _check(method, images_per_class)
-    if method == "variational":
-        own = variational_presets.preset(data, images_per_class)
-        return Preset(own.steps, dict(own.settings), widths=own.widths)
-    steps, lr = _SHORT_BY_SIZE[method][images_per_class >= 10]
-    return Preset(
-        steps,
-        _SHORT[method] | {"lr": lr},
-        max_start=4,
-        experts=6,
-        epochs=8,
-        examples=10_000,
-        expert_rate=0.03,
-        expert_batch=64,
-        widths=(16, 32, 64),
-    )
+    if method == "vbpc":
+        known = [key for key in VBPC if key[0] == data] or [key for key in VBPC if key[0] == "fashion-mnist"]
+        fitting = [key for key in known if key[1] <= images_per_class] or known[:1]
+        return VBPC[max(fitting, key=lambda key: key[1])]
+    steps, lr = _CPU_BY_SIZE[method][images_per_class >= 10]
+    return Preset(steps, _CPU[method] | {"lr": lr}, (16, 32, 64), _CPU_EXPERTS)
 
 
-PRESETS = {"paper": paper, "cpu": cpu}
+PRESETS: dict[PresetName, Callable[[Method, str, int], Preset]] = {"paper": paper, "cpu": cpu}
+
+
+def preset(name: PresetName, method: Method, data: str, images_per_class: int) -> Preset:
+    """Settings by the preset's name, an unknown one lists the known ones."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; known: {', '.join(get_args(PresetName))}")
+    return PRESETS[name](method, data, images_per_class)
 
 
 def _check(method: str, images_per_class: int) -> None:
-    if method not in METHODS.values():
-        raise ValueError(f"unknown method {method!r}; known: {', '.join(METHODS.values())}")
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
     if images_per_class < 1:
-        raise ValueError(f"images per class must be at least 1, got {images_per_class}")
+        raise ValueError(f"images_per_class must be at least 1, got {images_per_class}")

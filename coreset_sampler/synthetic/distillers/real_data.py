@@ -13,8 +13,13 @@ from ..preprocessing import Preprocessing
 class RealData:
     """Inputs `(n, ...)` and targets. Bytes are pixels and become floats in [0, 1], then go through `preprocessing`.
 
-    Only a batch is ever held as floats, and put on `device`. Targets are class numbers `(n,)` or soft `(n, classes)`;
-    classes may be of any size, and batches have them as the data do.
+    Only a batch is ever held as floats. Classes may be of any size, and batches have them as the data do.
+
+    Args:
+        inputs: `(n, ...)`, bytes or floats.
+        targets: class numbers `(n,)` or soft `(n, num_classes)`.
+        preprocessing: what a network sees of the inputs; as they are if not said.
+        device: where batches are put.
     """
 
     def __init__(

@@ -147,8 +147,8 @@ def _first_of_each(progress: Progress) -> Tensor:
     targets = progress.state.targets
     if targets.ndim == 1:
         return torch.stack([(targets == label).nonzero()[0, 0] for label in targets.unique()[:10]])
-    classes = min(10, targets.shape[1], len(targets))
-    return torch.arange(classes) * (len(targets) // classes)
+    shown = min(10, targets.shape[1], len(targets))
+    return torch.arange(shown) * (len(targets) // shown)
 
 
 def _save(save: Callable[[Progress], None] | None, progress: Progress) -> None:

@@ -19,7 +19,7 @@ class State:
     inputs: Tensor
     """`(n, ...)`: what a network sees."""
     targets: Tensor
-    """`(n,)` class numbers or `(n, classes)`."""
+    """`(n,)` class numbers or `(n, num_classes)`."""
     seed: int
     step: int = 0
     memory: dict[str, Tensor] = field(default_factory=dict)
@@ -70,6 +70,6 @@ class Distiller(Protocol):
         """What a finished coreset says of itself: keyword arguments of `SyntheticCoreset`.
 
         `target_kind`, and where they apply `learning_rate` (what networks were trained with on the coreset) and
-        `last_layer`. The preprocessing, method, classes and provenance come from whoever runs the distiller.
+        `last_layer`. The preprocessing, method, class names and provenance come from whoever runs the distiller.
         """
         ...

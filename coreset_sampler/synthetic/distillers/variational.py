@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from types import FunctionType
 from typing import Any, ClassVar
@@ -39,6 +39,23 @@ class Variational:
 
     Time: the coreset forward and back twice and the real batch forward once, as no gradient goes through it. Memory:
     one pass over the coreset, and three copies of each network of the pool. Learned targets fit the squared error.
+
+    Args:
+        network: makes a fresh classifier.
+        rho, gamma, beta: prior precision, likelihood precision and weight of the KL term for the coreset: only
+            `rho * beta / gamma` matters to the mean, only `rho` to the size of the variance.
+        weight: of the KL term in the loss over the full data; 1 is the free energy itself, whose prior is strong where n
+            is small.
+        label_scale: targets begin as centred one-hot vectors times this.
+        lr, label_lr: of Adam on the images and on the targets.
+        decay: steps over which both fall to a hundredth, along a cosine; without it they stay.
+        batch: real examples in a step.
+        pool, max_age, pool_lr: networks, steps in the life of each, and Adam's learning rate for them.
+        train_every: steps between two of the pool: more spends less on networks and more on the coreset.
+        fit_steps: that a new network takes on the finished coreset before its last layer is solved for.
+        augmentation: changes real images and coreset alike, by the same draw.
+        compiled: runs the networks through `torch.compile`, channels last: on CPUs about twice as fast after a minute of
+            compiling.
     """
 
     network: Network
@@ -46,36 +63,23 @@ class Variational:
     rho: float = 100.0
     gamma: float = 1.0
     beta: float = 1e-4
-    """Prior precision, likelihood precision and weight of the KL term for the coreset: only `rho * beta / gamma` matters
-    to the mean, only `rho` to the size of the variance."""
     weight: float = 0.01
-    """Of the KL term in the loss over the full data; 1 is the free energy itself, whose prior is strong where n is small."""
     label_scale: float = 5.0
-    """Targets begin as centred one-hot vectors times this."""
     lr: float = 0.1
     label_lr: float = 0.1
     decay: int | None = None
-    """Steps over which both rates fall to a hundredth, along a cosine; without it they stay."""
     batch: int = 128
     pool: int = 10
     max_age: int = 100
     pool_lr: float = 1e-3
     train_every: int = 1
-    """Steps between two of the pool: more spends less on networks and more on the coreset."""
     fit_steps: int = 100
-    """Steps that a new network takes on the finished coreset before its last layer is solved for."""
     augmentation: Augmentation | None = None
-    """Changes real images and coreset alike, by the same draw."""
     compiled: bool = False
-    """Runs the networks through `torch.compile`, channels last: on CPUs about twice as fast after a minute of compiling."""
     name: ClassVar[str] = "vbpc"
 
     def __post_init__(self) -> None:
-        skipped = ("network", "_", "decay", "augmentation", "compiled")
-        checked = [each.name for each in fields(self) if each.name not in skipped]
-        pixels.check_settings(**{name: getattr(self, name) for name in checked})
-        if self.decay is not None:
-            pixels.check_settings(decay=self.decay)
+        pixels.check_settings(self)
 
     def init(self, inputs: Tensor, targets: Tensor, *, seed: int = 0) -> State:
         """The state before the first step: these examples, their targets centred and scaled, a pool of fresh networks."""
@@ -86,8 +90,8 @@ class Variational:
             memory |= self._newborn(i, generator, inputs)
         memory["ages"] = torch.arange(self.pool) * self.max_age // self.pool
         with torch.no_grad():
-            classes = fresh(self.network, generator).to(inputs.dtype).eval()(inputs[:1].cpu()).shape[-1]
-        learned = self.label_scale * _centred(targets, classes).to(inputs)
+            num_classes = fresh(self.network, generator).to(inputs.dtype).eval()(inputs[:1].cpu()).shape[-1]
+        learned = self.label_scale * _centred(targets, num_classes).to(inputs)
         return replace(begun, targets=learned, memory=memory | adam.begin("targets", learned))
 
     def step(self, state: State, source: Source) -> tuple[State, Info]:
@@ -217,25 +221,22 @@ class Variational:
         return DivergedError(f"step {state.step}: {why}: {lower}, and go on from before it")
 
 
-variational = Variational
-
-
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
-def _centred(targets: Tensor, classes: int) -> Tensor:
-    """Class numbers or probabilities as vectors `(n, classes)` that sum to zero."""
+def _centred(targets: Tensor, num_classes: int) -> Tensor:
+    """Class numbers or probabilities as vectors `(n, num_classes)` that sum to zero."""
     if targets.ndim == 1 and not targets.is_floating_point():
-        if int(targets.min()) < 0 or int(targets.max()) >= classes:
+        if int(targets.min()) < 0 or int(targets.max()) >= num_classes:
             found = f"{int(targets.min())}..{int(targets.max())}"
             raise ValueError(
-                f"targets must be classes 0..{classes - 1}, which the network has outputs for, got {found}"
+                f"targets must be classes 0..{num_classes - 1}, which the network has outputs for, got {found}"
             )
-        return functional.one_hot(targets.long(), classes).float() - 1 / classes
-    if targets.ndim != 2 or targets.shape[1] != classes or not on_simplex(targets):
+        return functional.one_hot(targets.long(), num_classes).float() - 1 / num_classes
+    if targets.ndim != 2 or targets.shape[1] != num_classes or not on_simplex(targets):
         raise ValueError(
-            f"targets must be class numbers (n,) or probabilities (n, {classes}), got {targets.dtype} "
+            f"targets must be class numbers (n,) or probabilities (n, {num_classes}), got {targets.dtype} "
             f"{tuple(targets.shape)}"
         )
-    return targets - 1 / classes
+    return targets - 1 / num_classes

@@ -34,12 +34,19 @@ def read_published(
     format: str | None = None,
     preprocessing: Preprocessing | None = None,
     target_kind: TargetKind | None = None,
-    classes: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> SyntheticCoreset:
     """A distilled set as its makers saved it: the layout is recognised, or named by `format`.
 
     What the files do not say is asked for by an error with the call to write, never guessed. Nothing but
     tensors, numbers and plain containers is unpickled.
+
+    Args:
+        path: file or folder.
+        format: the layout, one of `READERS`, if it is not recognised.
+        preprocessing: what was done to the pixels, where the files do not say.
+        target_kind: `"hard"`, `"soft"`, `"logits"` or `"regression"`, where the files do not say.
+        class_names: in order.
 
     Example:
         >>> coreset = read_published("res_DC_CIFAR10_ConvNet_10ipc.pt")
@@ -63,7 +70,7 @@ def read_published(
         published = replace(
             published, preprocessing=preprocessing, provenance=told | {"preprocessing_from": "the reader"}
         )
-    return _coreset(path, published, kind, classes)
+    return _coreset(path, published, kind, class_names)
 
 
 def _reader(source: Source, format: str | None) -> Reader:
@@ -83,7 +90,7 @@ def _reader(source: Source, format: str | None) -> Reader:
 
 
 def _coreset(
-    path: str | os.PathLike[str], published: Published, kind: TargetKind, classes: Sequence[str] | None
+    path: str | os.PathLike[str], published: Published, kind: TargetKind, class_names: Sequence[str] | None
 ) -> SyntheticCoreset:
     assert published.preprocessing is not None
     with reading(path, "cannot be used"):
@@ -92,8 +99,8 @@ def _coreset(
             published.targets,
             preprocessing=published.preprocessing,
             target_kind=kind,
-            classes=classes if classes is not None else published.classes,
-            num_classes=None if classes is not None else published.num_classes,
+            class_names=class_names if class_names is not None else published.class_names,
+            num_classes=None if class_names is not None else published.num_classes,
             method=published.method,
             images_per_class=published.images_per_class,
             learning_rate=published.learning_rate,

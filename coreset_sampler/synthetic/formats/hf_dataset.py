@@ -187,7 +187,7 @@ def _columns(rows: Rows) -> Published:
         kind_of(targets),
         preprocessing=Raw() if inputs.dtype == torch.uint8 else None,
         ask="\n".join(lines),
-        classes=tuple(map(str, names)) if isinstance(names, list) and names else None,
+        class_names=tuple(map(str, names)) if isinstance(names, list) and names else None,
         provenance={"folder": rows.path.name},
     )
 
@@ -221,8 +221,8 @@ def _feature(datasets: Any, values: Tensor) -> Any:
 
 
 def _label_feature(datasets: Any, coreset: SyntheticCoreset, targets: Tensor) -> Any:
-    if coreset.target_kind == "hard" and coreset.classes and targets.dtype == torch.int64:
-        return datasets.ClassLabel(names=list(coreset.classes))
+    if coreset.target_kind == "hard" and coreset.class_names and targets.dtype == torch.int64:
+        return datasets.ClassLabel(names=list(coreset.class_names))
     return _feature(datasets, targets)
 
 

@@ -30,7 +30,7 @@ def read(source: Source) -> Published:
     """Classes numbered in the order of their names."""
     classes = class_folders(source)
     files = [(path, label) for label, folder in enumerate(classes) for path in images_in(folder)]
-    return published(source, files, method=None, classes=tuple(folder.name for folder in classes))
+    return published(source, files, method=None, class_names=tuple(folder.name for folder in classes))
 
 
 def class_folders(source: Source) -> list[Path]:
@@ -66,7 +66,7 @@ def published(
     files: list[tuple[Path, int]],
     *,
     method: str | None,
-    classes: tuple[str, ...] | None = None,
+    class_names: tuple[str, ...] | None = None,
 ) -> Published:
     """Bytes as they are on disk: 8-bit pixels have no preprocessing."""
     if not files:
@@ -79,7 +79,7 @@ def published(
         "hard",
         preprocessing=Raw(),
         method=method,
-        classes=classes,
+        class_names=class_names,
         provenance={
             "folder": source.path.name,
             "targets": "hard, from the folders; soft labels are published apart",

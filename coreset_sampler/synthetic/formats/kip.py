@@ -1,6 +1,6 @@
 """KIP (Nguyen et al. 2021): `{arch}_ssize{n}_{zca}_{l}_{aug}_ckpt{t}.npz`.
 
-`images` are `(n, h, w, c)`, `labels` `(n, classes)`.
+`images` are `(n, h, w, c)`, `labels` `(n, num_classes)`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .published import Published
 from .source import Source
 
 name = "kip"
-layout = "{arch}_ssize{n}_{zca}_{l}_{aug}_ckpt{t}.npz of KIP: 'images' (n, h, w, c), 'labels' (n, classes)"
+layout = "{arch}_ssize{n}_{zca}_{l}_{aug}_ckpt{t}.npz of KIP: 'images' (n, h, w, c), 'labels' (n, num_classes)"
 
 _FILE = re.compile(
     r"(?P<arch>.+)_ssize(?P<size>\d+)_(?P<zca>zca|nozca)_(?P<labels>l|nol)_(?P<aug>aug|noaug)_ckpt(?P<step>\d+)"

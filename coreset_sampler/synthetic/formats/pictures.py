@@ -1,4 +1,4 @@
-"""Opens pictures of strangers: four formats that Pillow decodes itself, sizes checked before a pixel is unpacked."""
+"""Opens untrusted pictures: four formats that Pillow decodes itself, sizes checked before a pixel is unpacked."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Published:
     preprocessing: Preprocessing | None = None
     ask: str = ""
     method: str | None = None
-    classes: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
     num_classes: int | None = None
     images_per_class: int | None = None
     learning_rate: float | None = None

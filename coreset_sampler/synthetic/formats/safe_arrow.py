@@ -1,4 +1,4 @@
-"""Opens `.arrow` and parquet files of strangers: from memory, checked value by value before any of it is used.
+"""Opens untrusted `.arrow` and parquet files: from memory, checked value by value before any of it is used.
 
 Arrow trusts what it is given: offsets of a changed file point anywhere. Its own word for a file that cannot be
 trusted is `validate(full=True)`, on buffers in memory, since a mapped file that shrinks kills the process.

@@ -1,4 +1,4 @@
-"""A file or folder from a stranger: opened once, by what it holds and not by its name, and never executed."""
+"""An untrusted file or folder: opened once, by what it holds and not by its name, and never executed."""
 
 from __future__ import annotations
 

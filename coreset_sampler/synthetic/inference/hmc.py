@@ -30,7 +30,16 @@ def hmc(
     Neal 2011). Of `steps` steps the first `burn_in` are dropped and of the others every `thin`-th is kept. With
     `target_acceptance` (0.8, say) the step size is adapted during burn-in and fixed after it.
 
-    Costs `leapfrog` gradients of the potential a step. A proposal where the potential is not finite is rejected.
+    Costs `leapfrog` gradients of the potential per step. A proposal where the potential is not finite is rejected.
+
+    Args:
+        potential: U, parameters `(d,)` to a number.
+        theta0: where the chain begins.
+        steps, burn_in, thin: steps in all, those dropped at the start, and of the others every which is kept.
+        leapfrog, step_size: moves per step, and how long each is.
+        target_acceptance: adapt the step size to it during burn-in; `None` keeps it.
+        seed: of momenta and acceptance.
+        report: gets a `Step` after every step.
     """
     check_chain(theta0, steps, burn_in, thin, {"leapfrog": leapfrog, "step_size": step_size})
     if target_acceptance is not None and not 0 < target_acceptance < 1:

@@ -35,7 +35,17 @@ def sghmc(
     The potential may be stochastic: it then draws from a generator of its own at each call. There is no Metropolis
     test, so samples are biased: not at all for a Gaussian and an exact potential, by $O(\epsilon^2)$ for others, and
     gradient noise of variance $V$ heats the chain to about $T + \epsilon^2 V / (\alpha(2-\alpha))$. Costs one gradient of
-    the potential a step.
+    the potential per step.
+
+    Args:
+        potential: U, parameters `(d,)` to a number; may be stochastic.
+        theta0: where the chain begins.
+        steps, burn_in, thin: steps in all, those dropped at the start, and of the others every which is kept.
+        step_size: how long a move is.
+        friction: share of the momentum that a step loses, in (0, 1].
+        temperature: T above.
+        seed: of the noise.
+        report: gets a `Step` after every step.
     """
     check_chain(theta0, steps, burn_in, thin, {"step_size": step_size, "friction": friction})
     if friction > 1 or not 0 <= temperature < math.inf:

@@ -12,7 +12,26 @@ from typing import Any
 Row = dict[str, Any]
 """One network judged on one test set: what was run, and its figures."""
 
-FIGURES = ("accuracy", "nll", "ece", "brier", "cpu_seconds")
+_FIGURES = ("accuracy", "nll", "ece", "brier", "cpu_seconds")
+
+
+class Results(list[Row]):
+    """Rows of figures, one for each network, inference, seed and test set; prints as a table of means over seeds.
+
+    Example:
+        >>> results = evaluate("digits/vbpc-1", "digits", by=["last-layer"])
+        >>> results[0]["accuracy"], results.summary()[0]["accuracy"]["mean"]
+        >>> print(results)
+    """
+
+    def summary(self) -> list[Row]:
+        """Mean and deviation over seeds of each figure."""
+        return summary(self)
+
+    def __str__(self) -> str:
+        return table(self)
+
+    __repr__ = __str__
 
 
 class Log:
@@ -51,22 +70,22 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     """Mean and deviation over seeds of each figure, for all that was run the same way otherwise."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        kind = {name: value for name, value in row.items() if name not in (*FIGURES, "seed")}
+        kind = {name: value for name, value in row.items() if name not in (*_FIGURES, "seed")}
         groups.setdefault(json.dumps(kind), []).append(row)
     return [
-        json.loads(kind) | {"n": len(group)} | {name: _spread([row[name] for row in group]) for name in FIGURES}
+        json.loads(kind) | {"n": len(group)} | {name: _spread([row[name] for row in group]) for name in _FIGURES}
         for kind, group in groups.items()
     ]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The summary for people: a line for each net, inference and corruption."""
-    lines = [("net", "by", "test images", "n", "accuracy", "NLL", "ECE", "Brier", "CPU s")]
+    """The summary for people: a line for each network, inference and corruption."""
+    lines = [("network", "by", "test images", "n", "accuracy", "NLL", "ECE", "Brier", "CPU s")]
     for group in summary(rows):
         shown = "as they are" if group["corruption"] is None else f"{group['corruption']} {group['severity']}"
         lines.append(
             (
-                group["net"],
+                group["network"],
                 group["by"],
                 shown,
                 str(group["n"]),
@@ -83,6 +102,6 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
 
 
-def _text(spread: dict[str, float], times: float, digits: int) -> str:
+def _text(spread: dict[str, Any], times: float, digits: int) -> str:
     mean = f"{times * spread['mean']:.{digits}f}"
     return mean if spread["std"] is None else f"{mean} ± {times * spread['std']:.{digits}f}"

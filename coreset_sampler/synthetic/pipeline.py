@@ -1,0 +1,297 @@
+"""`distill`: from real images to a coreset, with progress, checkpoints and a record of how it was made."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .._version import __version__
+from .dataset import SyntheticCoreset
+from .distillers import checkpoint
+from .distillers.checkpoint import Progress as Run
+from .distillers.claim import claimed
+from .distillers.experts import Experts, read_description, train_experts, untrained
+from .distillers.film import draw_film
+from .distillers.presets import METHODS, ExpertPreset, Method, Preset, PresetName
+from .distillers.presets import preset as look_up
+from .distillers.run import StoppedError, as_coreset, held_out_accuracy, run, saver, settings_of, start
+from .distillers.state import Distiller, Source, State
+from .image_data import Images, open_images
+from .networks import description
+from .problem import Problem, make_problem
+from .reporting import Progress, Reporter
+
+_ENDING = ".safetensors"
+
+
+def distill(
+    data: Images,
+    *,
+    method: Method = "vbpc",
+    images_per_class: int = 10,
+    minutes: float | None = None,
+    steps: int | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    preset: PresetName = "cpu",
+    settings: Mapping[str, Any] | None = None,
+    experts: str | os.PathLike[str] | None = None,
+    expert_settings: Mapping[str, Any] | None = None,
+    network: str = "convnet",
+    widths: Sequence[int] | None = None,
+    image_size: int | None = None,
+    held_out: float = 0.1,
+    evaluate_every: int | None = None,
+    save_every: float = 120.0,
+    film: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    progress: Progress = True,
+) -> SyntheticCoreset:
+    """A handful of images per class, learned so that training on them does what training on all of the data does.
+
+    The same arguments and number of threads give the same coreset, also when the run was interrupted in between
+    (`minutes` is a limit by the clock and depends on the machine). Ctrl-C finishes the step, saves to `resume` and
+    raises `StoppedError`.
+
+    Args:
+        data: a folder that `datasets.load_dataset` opens, `"digits"`, or `(images, labels)` to learn from.
+        method: `"vbpc"`, or one that learns from experts: `"fkl"`, `"cd"`, `"w"`, `"rkl"` (docs/choosing_a_distiller.md).
+        images_per_class: how many to learn.
+        minutes: stop stepping after so long in all.
+        steps: how many in all; the preset's if not said.
+        resume: folder where the run saves itself. The same call again continues from what is there. A path that ends in
+            `.safetensors` is taken for the checkpoint itself.
+        overwrite: begin anew even if `resume` holds a run.
+        preset: `"cpu"` for minutes of one core, `"paper"` for the paper's settings.
+        settings: of the method, over the preset's: `{"lr": 300}`.
+        experts: folder of experts, ours or MTT's; what is missing there is trained first. By default in `resume`.
+        expert_settings: over the preset's: experts, epochs, lr, batch.
+        network: of `NETWORKS`.
+        widths: channels of its blocks; the preset's if not said.
+        image_size: scale and crop images to so many pixels.
+        held_out: share of the training images on which accuracy is measured on the way, and nothing is learned; 0 for none.
+        evaluate_every: steps between two of these measurements; by default ten in all.
+        save_every: seconds between two checkpoints.
+        film: picture to write of how the images changed (.png, .pdf, .svg).
+        name: what to call the data; by default the folder's name. Presets go by it.
+        seed: of everything random.
+        device: such as `"cuda"`.
+        progress: True for lines on stderr, or a function that gets them.
+
+    Example:
+        >>> coreset = distill("digits", images_per_class=1, minutes=2, resume="run/")
+        >>> coreset.save("digits-1.safetensors")
+        >>> print(evaluate(coreset, "digits"))
+    """
+    images = open_images(data, image_size=image_size)
+    plan = _plan(preset, method, name or images.name, images_per_class, steps, settings or {})
+    widths = widths or (plan.widths if network == "convnet" else None)
+    problem = make_problem(images, name=name, network_name=network, widths=widths, held_out=held_out, device=device)
+    problem.check_images_per_class(images_per_class)
+    distiller = build(method, problem, plan.settings)
+    report = Reporter(progress)
+    with _workplace(resume) as place:
+        folder = place.folder / _experts_name(problem) if experts is None else Path(experts)
+        source = _source(problem, plan.experts, folder, experts is not None, expert_settings or {}, report)
+        record = {"method": method, "data": problem.name, "images_per_class": images_per_class, "seed": seed}
+        record |= problem.about_network
+        begun, record = _begun(None if overwrite else place.checkpoint, record, distiller, problem)
+        with _said_where(place.checkpoint):
+            done = run(
+                distiller,
+                begun,
+                source,
+                steps=plan.steps,
+                minutes=minutes,
+                save=None if place.checkpoint is None else saver(place.checkpoint, record),
+                save_every=save_every,
+                judge=None if problem.held_out is None else partial(judge, distiller, problem),
+                judge_every=evaluate_every,
+                report=report.status,
+            )
+        about_experts = {"experts": read_description(folder)} if plan.experts else {}
+    even = len(done.state.inputs) == images_per_class * images.num_classes
+    coreset = as_coreset(
+        distiller,
+        done.state,
+        preprocessing=problem.preprocessing,
+        class_names=problem.class_names,
+        images_per_class=images_per_class if even else None,
+        provenance=_provenance(record, done) | ({"image_size": image_size} if image_size else {}) | about_experts,
+    )
+    if film is not None:
+        _film(film, done, problem, coreset.method, images_per_class, report)
+    return coreset
+
+
+def judge(distiller: Distiller, problem: Problem, state: State) -> float:
+    """Accuracy on the images held out, of one fresh network trained on the coreset."""
+    assert problem.held_out is not None
+    coreset = as_coreset(distiller, state, preprocessing=problem.preprocessing, class_names=problem.class_names)
+    return held_out_accuracy(problem.network, coreset, problem.held_out)
+
+
+def build(method: Method, problem: Problem, settings: Mapping[str, Any]) -> Distiller:
+    """The distiller by its name; an unknown setting lists the known ones."""
+    make = METHODS[method]
+    if is_dataclass(make):
+        known = [f.name for f in fields(make) if f.name != "network"]
+        for name in settings:
+            if name not in known:
+                raise ValueError(f"{method} has no setting {name!r}; it has {', '.join(known)}")
+    return make(problem.network, **settings)
+
+
+def make_experts(
+    problem: Problem,
+    folder: Path,
+    *,
+    examples: int | None = None,
+    seed: int = 0,
+    report: Reporter,
+    **training: Any,
+) -> Experts:
+    """Trains the experts that are missing in the folder, on a part of the data if asked to, and says how it goes.
+
+    Args:
+        problem: the data and the network.
+        folder: where trajectories are kept.
+        examples: train on a random part of so many images.
+        seed: of everything random.
+        report: gets a line after every epoch.
+        training: more arguments of `train_experts`: experts, epochs, lr, batch.
+    """
+    about = {"data": problem.name, **problem.about_network}
+    part = problem.part(examples)
+    return train_experts(problem.network, part, folder, seed=seed, about=about, report=report.note, **training)
+
+
+def warn_if_untrained(experts: Experts, problem: Problem, report: Reporter) -> None:
+    """Says so if experts are no better on held-out images than guessing."""
+    data = problem.train if problem.held_out is None else problem.held_out
+    if warning := untrained(experts, problem.network, data):
+        report.note(warning)
+
+
+def _plan(
+    name: PresetName, method: Method, data: str, images_per_class: int, steps: int | None, settings: Mapping[str, Any]
+) -> Preset:
+    plan = look_up(name, method, data, images_per_class)
+    steps = plan.steps if steps is None else steps
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}; leave them out for the preset's {plan.steps}")
+    decay = {"decay": steps} if method == "vbpc" else {}  # its learning rates fall until the last step
+    return replace(plan, steps=steps, settings=plan.settings | decay | dict(settings))
+
+
+@dataclass(frozen=True)
+class _Workplace:
+    """Where a run keeps its checkpoint, if anywhere, and its experts."""
+
+    folder: Path
+    checkpoint: Path | None = None
+
+
+@contextmanager
+def _workplace(resume: str | os.PathLike[str] | None) -> Iterator[_Workplace]:
+    if resume is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield _Workplace(Path(folder))
+        return
+    path = Path(resume)
+    path = path if path.suffix == _ENDING else path / f"checkpoint{_ENDING}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with claimed(path):
+        yield _Workplace(path.parent, path)
+
+
+@contextmanager
+def _said_where(path: Path | None) -> Iterator[None]:
+    """An interruption says what is kept of the run."""
+    try:
+        yield
+    except StoppedError as stopped:
+        kept = "nothing was saved: pass resume= with a folder" if path is None else f"saved in {path}"
+        raise StoppedError(f"{stopped}; {kept}") from None
+
+
+def _experts_name(problem: Problem) -> str:
+    """A folder for each data set and network."""
+    about = problem.about_network
+    return "-".join(["experts", problem.name, about["network"], *map(str, about["widths"] or ())])
+
+
+def _source(
+    problem: Problem,
+    plan: ExpertPreset | None,
+    folder: Path,
+    given: bool,
+    settings: Mapping[str, Any],
+    report: Reporter,
+) -> Source:
+    """Real data, and for the methods that imitate them experts too, trained now where they are missing."""
+    if plan is None:
+        return problem.train
+    if not (given and folder.is_dir() and any(folder.iterdir())):
+        make_experts(problem, folder, report=report, **{"examples": plan.examples, **plan.training, **settings})
+    experts = Experts(folder, problem.train, max_start=plan.max_start)
+    warn_if_untrained(experts, problem, report)
+    return experts
+
+
+def _begun(
+    path: Path | None, record: dict[str, Any], distiller: Distiller, problem: Problem
+) -> tuple[Run, dict[str, Any]]:
+    """Where to begin, and the record of what the run is, with the settings by the step from which on they held."""
+    settings = settings_of(distiller)
+    if path is None or not path.exists():
+        begun = start(distiller, problem.train, record["images_per_class"], seed=record["seed"])
+        return begun, record | {"settings": [[0, settings]]}
+    begun, before = checkpoint.load(path, device=problem.train.device)
+    for name, value in record.items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"the run to resume has {name} {before.get(name)!r}, asked for {value!r}: pass what it has, name another "
+                "place, or overwrite it"
+            )
+    changes = before["settings"]
+    changes = changes if changes[-1][1] == settings else [*changes, [begun.state.step, settings]]
+    return begun, record | {"settings": changes}
+
+
+def _provenance(record: dict[str, Any], done: Run) -> dict[str, Any]:
+    """How the set was made, without the paths of this machine."""
+    changes = record["settings"]
+    return {
+        "data": record["data"],
+        "version": __version__,
+        "settings": changes[0][1] if len(changes) == 1 else changes,
+        "network": description(record["network"], record["widths"]),
+        "seed": record["seed"],
+        "steps": done.state.step,
+        "minutes": round(done.seconds / 60, 2),
+        "held_out": done.history,
+    }
+
+
+def _film(
+    path: str | os.PathLike[str],
+    done: Run,
+    problem: Problem,
+    method: str | None,
+    images_per_class: int,
+    report: Reporter,
+) -> None:
+    title = f"{problem.name}  ·  {method}  ·  {images_per_class} per class, by step"
+    try:
+        draw_film(done.frames, path, preprocessing=problem.preprocessing, title=title)
+    except ImportError as error:
+        report.note(f"no picture: {error}")

@@ -1,0 +1,110 @@
+"""What a coreset is learned for: training images, images held out of them, and a maker of networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .distillers.real_data import RealData
+from .image_data import ImageData
+from .networks import Network, network
+from .preprocessing import Normalize
+
+_MOST_HELD_OUT = 1000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Training images, images held out of them, and a maker of networks. Test images are never here.
+
+    Args:
+        name: what the data are called.
+        class_names: in the order of their numbers.
+        train: what is learned from.
+        held_out: what accuracy is measured on meanwhile; `None` if nothing is held out.
+        preprocessing: of all of them.
+        network: makes a fresh network.
+        about_network: the same in plain values: kind, widths, channels, number of classes and pixels.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    train: RealData
+    held_out: RealData | None
+    preprocessing: Normalize
+    network: Network
+    about_network: dict[str, Any]
+
+    def check_images_per_class(self, count: int) -> None:
+        """Refuses more images per class than every class has."""
+        labels, counts = self.train.targets.unique(return_counts=True)
+        fewest = int(counts.argmin())
+        if count > int(counts[fewest]):
+            name, has = self.class_names[int(labels[fewest])], int(counts[fewest])
+            raise ValueError(
+                f"images_per_class must be at most the training images of every class, got {count}: class {name!r} "
+                f"has {has}{'' if self.held_out is None else ' besides those held out'}"
+            )
+
+    def part(self, examples: int | None) -> RealData:
+        """A random part of the training images, always the same one; all if not said."""
+        if examples is None or examples >= self.train.n:
+            return self.train
+        rows = torch.randperm(self.train.n, generator=torch.Generator().manual_seed(0))[:examples]
+        part = self.train.inputs[rows], self.train.targets[rows]
+        return RealData(*part, preprocessing=self.preprocessing, device=self.train.device)
+
+
+def make_problem(
+    images: ImageData,
+    *,
+    name: str | None = None,
+    network_name: str = "convnet",
+    widths: Sequence[int] | None = None,
+    held_out: float = 0.1,
+    device: str = "cpu",
+) -> Problem:
+    """Holds a share of each class out and makes the rest ready for a network.
+
+    Args:
+        images: the data; of these only the training images are used.
+        name: what to call them; their own name if not said.
+        network_name: of `NETWORKS`.
+        widths: channels of its blocks; of the ConvNet 128 in up to three blocks if not said.
+        held_out: share of each class that is not trained on; 0 for none.
+        device: where batches are put.
+    """
+    _check_device(device)
+    split = images.validation_split(held_out) if held_out else images
+    normalize = split.normalize()
+    widths = list(widths) if widths else _default_widths(network_name, split.image_size)
+    shape = split.channels, split.num_classes, split.image_size
+    kept = [part[:_MOST_HELD_OUT] for part in split.test]
+    return Problem(
+        name or images.name,
+        split.class_names,
+        RealData(*split.train, preprocessing=normalize, device=device),
+        RealData(*kept, preprocessing=normalize, device=device) if held_out else None,
+        normalize,
+        network(network_name, *shape, widths=widths),
+        {"network": network_name, "widths": widths}
+        | dict(zip(("channels", "num_classes", "image_size"), shape, strict=True)),
+    )
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device must be one that torch finds here, got {device!r} ({reason}); try cpu") from None
+
+
+def _default_widths(name: str, image_size: int) -> list[int] | None:
+    """As many blocks of the ConvNet as the image can be halved, three at most."""
+    if name != "convnet":
+        return None
+    return [128] * max(1, min(3, image_size.bit_length() - 1))
