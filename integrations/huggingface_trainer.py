@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..selection.sampler import CoresetSampler
-from ..selection.scoring import logits_of
+from ..selection.forward import logits_of
 from ..selection.weighted import Weighted
 
 STATE_FILE = "coreset_sampler.pt"

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from ..selection.sampler import CoresetSampler, DistributedCoresetSampler
-from ..selection.scoring import default_forward
+from ..selection.forward import default_forward
 from ..selection.types import Forward
 
 __all__ = ["CoresetCallback"]

@@ -258,7 +258,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing():
         ({**good, "indices": good["indices"] + 5000}, "below 1797"),
         ({**good, "position": 51}, "position must be between 0 and 50, got 51"),
         ({**good, "position": "x"}, "position must be a whole number"),
-        ({**good, "strategy_state": {"uses_left": "x"}}, "state of the strategy is damaged"),
+        ({**good, "strategy_state": {"uses_left": "x"}}, "state of Stable is damaged"),
         ({**good, "spent": {**good["spent"], "seconds": None}}, "spent"),
         ({**good, "spent": {"selections": 3}}, "spent"),
         ({**good, "last": None}, "last"),
@@ -314,7 +314,7 @@ def test_a_saved_state_holds_no_more_than_the_numbers_in_it(strategy):
     sampler = CoresetSampler(digits(), trained_net(), size=5 * 10, strategy=strategy)
     sampler.select()
     state = sampler.state_dict()
-    values = (state["strategy_state"]["state"] or {}).values()
+    values = (state["strategy_state"] or {}).values()
     kept = [value for value in values if isinstance(value, torch.Tensor)]
     for tensor in (state["indices"], state["weights"], *kept):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

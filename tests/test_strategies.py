@@ -345,7 +345,7 @@ def test_label_confidence_shows_examples_in_proportion_to_their_chance():
         data, trained_net(), size=100, strategy=strategies.LabelConfidence(exponent=1, rescore_every=60, warm_up=0)
     )
     times = torch.bincount(torch.cat(epochs_of(sampler, 60)), minlength=len(y)).double()
-    queue = sampler.state_dict()["strategy_state"]["state"]
+    queue = sampler.state_dict()["strategy_state"]
     chance = torch.zeros(len(y), dtype=torch.float64).scatter(0, queue["candidates"], queue["chance"])
     for c in range(10):
         own = y == c
@@ -612,7 +612,7 @@ def test_a_model_that_knows_nothing_is_not_asked_how_many_labels_are_wrong(strat
 
 def test_as_long_as_the_model_knows_nothing_all_labels_have_the_same_chance():
     _, sampler = select(strategies.LabelConfidence(rescore_every=1, warm_up=0), model=conv_net())
-    assert sampler.state_dict()["strategy_state"]["state"]["chance"].unique().tolist() == [1.0]
+    assert sampler.state_dict()["strategy_state"]["chance"].unique().tolist() == [1.0]
 
 
 @functools.cache

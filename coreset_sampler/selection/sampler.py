@@ -237,7 +237,7 @@ class CoresetSampler(Sampler[int]):
             "weights": None if self._coreset is None else self._coreset.weights,
             "selected_epoch": self._selected_epoch,
             "decided_epoch": self._decided_epoch,
-            "strategy_state": strategies.state_dict(self.strategy, self._state),
+            "strategy_state": strategies.state_dict(self.strategy, self._state)["state"],
             "spent": {**self._spent, **self._budget.state_dict()},
             "last": dict(self._last),
         }
@@ -262,7 +262,9 @@ class CoresetSampler(Sampler[int]):
         coreset = None if state["indices"] is None else self._checked(Coreset(state["indices"], state["weights"]))
         epoch, position = whole_number("epoch", state["epoch"], 0), whole_number("position", state["position"], 0)
         selected, decided = (whole_number(name, state[name], -1) for name in ("selected_epoch", "decided_epoch"))
-        strategy_state = strategies.load_state(self.strategy, state["strategy_state"])
+        strategy_state = strategies.load_state(
+            self.strategy, {"strategy": state["strategy"], "state": state["strategy_state"]}
+        )
         if position > len(self):
             raise ValueError(f"position must be between 0 and {len(self)}, got {position}")
         if "accelerate.data_loader" in sys.modules:
