@@ -14,8 +14,8 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..selection.sampler import CoresetSampler
 from ..selection.forward import logits_of
+from ..selection.sampler import CoresetSampler
 from ..selection.weighted import Weighted
 
 STATE_FILE = "coreset_sampler.pt"

@@ -1,12 +1,14 @@
 import dataclasses
 import functools
+import io
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
 from scenarios import conv_net, digits, train, trained_net
 
-from coreset_sampler import CoresetSampler, PointMass, SphericalGaussian, cover, strategies
+from coreset_sampler import CoresetSampler, PointMass, Snapshots, SphericalGaussian, cover, strategies
 from coreset_sampler.selection.coreset import Coreset
 from coreset_sampler.selection.strategies.confidence import label_confidence, label_probability
 from coreset_sampler.selection.strategies.herding import match_mean
@@ -66,6 +68,120 @@ def test_a_plain_function_is_a_strategy():
         return Coreset(picks, torch.full((size,), len(view.labels) / size))
 
     check_strategy(least_sure)
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    scores: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class OnesOwn:
+    """Keeps what it has kept least often."""
+
+    in_place: bool = False
+    State: ClassVar[type] = Turns
+
+    def select(self, view, size, state, generator):
+        turns = torch.zeros(len(view.labels)) if state is None else state.scores
+        turns = turns if self.in_place else turns.clone()
+        picks = (turns + torch.rand(len(turns), generator=generator)).argsort()[:size]
+        turns[picks] += 1
+        return Coreset(picks, torch.full((size,), len(turns) / size)), Turns(turns)
+
+
+def test_a_class_with_a_state_is_a_strategy_and_must_not_write_into_it():
+    check_strategy(OnesOwn())
+    with pytest.raises(AssertionError, match="must not write into its state, scores was changed"):
+        check_strategy(OnesOwn(in_place=True))
+
+
+def test_strategies_are_known_by_name_with_a_line_each():
+    names = strategies.available()
+    assert set(names) == {
+        "stable", "crest", "label_confidence", "craig", "k_center", "herding", "forgetting", "uniform"
+    }  # fmt: skip
+    assert all(line.startswith("Keeps ") and line.endswith(".") for line in names.values())
+    assert strategies.resolve("stable") == strategies.Stable()
+    assert strategies.resolve(strategies.Crest(keep=3)) == strategies.Crest(keep=3)
+
+
+def least(view, size, generator):
+    return Coreset(torch.arange(size), torch.ones(size))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "error", "message"),
+    [
+        ("k-center", ValueError, "one of 'stable', .*'k_center'.* got 'k-center'"),
+        (strategies.Stable, TypeError, r"the class Stable: write it with parentheses, Stable\(\).*'crest'"),
+        (3, TypeError, r"a name .*'crest'.*strategies.Stable\(\), or a function .*got 3"),
+        (lambda view, size: None, TypeError, r"must take \(view, size, generator\)"),
+    ],
+)
+def test_what_is_no_strategy_is_told_what_is(strategy, error, message):
+    with pytest.raises(error, match=message):
+        strategies.resolve(strategy)
+
+
+def test_a_strategy_says_its_settings_the_same_in_every_process():
+    assert repr(strategies.resolve(least)) == "Function(function=least)"
+    by_function = strategies.Stable(posterior=SphericalGaussian(0.1, is_norm_layer), draws=2)
+    assert "posterior=SphericalGaussian(scale=0.1, layers=is_norm_layer, redraw=None), draws=2" in repr(by_function)
+    assert repr(Snapshots([trained_net().state_dict()])) == "Snapshots()"
+    assert strategies.state_dict(by_function, None) == {"strategy": repr(by_function), "state": None}
+
+
+def is_norm_layer(name, module):
+    return "norm" in name
+
+
+STATEFUL = [
+    strategies.Stable(rescore_every=3, pool_size=50, keep=10),
+    strategies.Crest(rescore_every=3, pool_size=50, keep=10),
+    strategies.Forgetting(),
+    strategies.LabelConfidence(warm_up=1, rescore_every=3),
+    strategies.WarmUp(strategies.Stable(rescore_every=3, pool_size=50, keep=10), selections=1),
+]
+
+
+@pytest.mark.parametrize("strategy", STATEFUL)
+def test_a_state_is_saved_with_its_strategy_and_loaded_by_an_equal_one_alone(strategy):
+    sampler = CoresetSampler(digits(), trained_net(), size=50, strategy=strategy)
+    epochs_of(sampler, 2)
+    state = strategies.load_state(
+        strategy, {"strategy": repr(strategy), "state": sampler.state_dict()["strategy_state"]}
+    )
+    saved = strategies.state_dict(strategy, state)
+    assert isinstance(state, strategy.State)
+    buffer = io.BytesIO()
+    torch.save(saved, buffer)
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=True).keys() == saved.keys()
+    for other in STATEFUL:
+        if other != strategy:
+            with pytest.raises(ValueError, match="saved with strategy=.*here it is") as told:
+                strategies.load_state(other, saved)
+            assert repr(strategy) in str(told.value)
+            assert repr(other) in str(told.value)
+    lacking = dict(list(saved["state"].items())[1:])
+    wrong = {**saved["state"], next(iter(saved["state"])): "x"}
+    for damaged in (lacking, wrong, {**saved["state"], "more": 1}, 3):
+        with pytest.raises(ValueError, match=f"the state of {type(strategy).__name__} is damaged"):
+            strategies.load_state(strategy, {**saved, "state": damaged})
+    with pytest.raises(ValueError, match="the state of the strategy is damaged"):
+        strategies.load_state(strategy, saved["state"])
+
+
+def test_label_confidence_warms_up_as_warm_up_does():
+    settings = dict(rescore_every=2, candidates=3)
+    alone = strategies.LabelConfidence(warm_up=2, **settings)
+    wrapped = strategies.WarmUp(strategies.LabelConfidence(warm_up=0, **settings), selections=2)
+    kept = [
+        epochs_of(CoresetSampler(digits(), trained_net(), size=50, strategy=strategy), 5)
+        for strategy in (alone, wrapped)
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(*kept, strict=True))
 
 
 def test_a_warm_up_is_uniform_at_first_and_then_what_it_was_given():
