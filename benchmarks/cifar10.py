@@ -86,12 +86,12 @@ SLOWER = dict(lr=0.02, batch_size=32)
 SETTINGS = {
     "paper": ImageSetting(
         network=resnet20, **COLOUR, n=None, passes=20, weight_decay=1e-4, nesterov=False, decay=steps_down, shift=4,
-        pools=dict(pool_size=500, keep=128, reuse=10), posterior=SphericalGaussian(0.1, "norm"),
+        pools=dict(pool_size=500, keep=128, rescore_every=10), posterior=SphericalGaussian(0.1, "norm"),
         noises=(0.0, 0.1, 0.3, 0.5, 0.8), lengths=(5, 10, 20, 200), trials=(dict(lr=0.1, batch_size=128),),
     ),
     "cpu": ImageSetting(
         network=small, **COLOUR, n=10_000, passes=10, shift=2, warm_up=0.1,
-        pools=dict(pool_size=5, keep=1, reuse=10), posterior=SphericalGaussian(0.01, "norm", redraw=1),
+        pools=dict(pool_size=5, keep=1, rescore_every=10), posterior=SphericalGaussian(0.01, "norm", redraw=1),
         noises=(0.0, 0.3, 0.5), lengths=(2.5, 5, 10, 20), trials=(dict(lr=0.05, batch_size=32), SLOWER),
         tuned={(0.5, "uniform"): SLOWER, (0.5, "full"): SLOWER},  # for all others the first trial was the best
     ),
@@ -101,29 +101,29 @@ SETTINGS["few"] = replace(SETTINGS["cpu"], n=2_000, passes=50, shift=None, lengt
 
 
 def contestants(setting: ImageSetting) -> dict[str, Contestant]:
-    look = partial(strategies.stable, posterior=setting.posterior, draws=4, **setting.pools)
-    crest = partial(strategies.crest, **setting.pools)
-    believed = partial(strategies.believed, reuse=setting.pools.get("reuse", 1))
+    look = partial(strategies.Stable, posterior=setting.posterior, draws=4, **setting.pools)
+    crest = partial(strategies.Crest, **setting.pools)
+    believed = partial(strategies.LabelConfidence, rescore_every=setting.pools.get("rescore_every", 1))
     several = partial(look, pool_size=100, keep=20)
     made = {
-        "uniform": strategies.uniform,
+        "uniform": strategies.Uniform,
         "crest": crest,
         "stable": look,
         "believed": believed,
-        "full": strategies.uniform,
+        "full": strategies.Uniform,
         "no noise": crest,
         "scale 0.1": partial(look, posterior=SphericalGaussian(0.1, "norm", redraw=1)),
         "all norm layers drawn afresh": partial(look, posterior=SphericalGaussian(setting.posterior.scale, "norm")),
-        "a look an epoch": partial(look, reuse=1),
+        "a look an epoch": partial(look, rescore_every=1),
         "one of three": partial(look, pool_size=3, keep=1),
         "one of ten": partial(look, pool_size=10, keep=1),
         "two of ten": several,
         "two of ten, each once": several,
         "random examples, weights of two of ten": partial(elsewhere, several),
-        "doubting": partial(look, doubt=2),
-        "doubting, no noise": partial(crest, doubt=2),
-        "believed, doubt 1": partial(believed, doubt=1),
-        "believed, doubt 4": partial(believed, doubt=4),
+        "doubting": partial(look, confidence_exponent=2),
+        "doubting, no noise": partial(crest, confidence_exponent=2),
+        "believed, doubt 1": partial(believed, confidence_exponent=1),
+        "believed, doubt 4": partial(believed, confidence_exponent=4),
         "oracle": oracle,
     }
     return {

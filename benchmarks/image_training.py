@@ -133,7 +133,7 @@ def train(name: str, job: Row, args: argparse.Namespace, setting: ImageSetting, 
     strategy = contestant.strategy(*[(noisy != labels).nonzero().flatten()] * contestant.knows)
     sampler = DistributedCoresetSampler(
         train_set, model, fraction=fraction, seed=seed, batch_size=500,
-        strategy=strategies.warm_up(strategy, selections=round(setting.warm_up * epochs)),
+        strategy=strategies.WarmUp(strategy, selections=round(setting.warm_up * epochs)),
         weights=contestant.weights, reselect_every=contestant.reselect_every,
         selection_set=Images(pixels, noisy, setting),  # where they are not mirrored or moved
         labels=noisy, collate_fn=as_it_is, progress=args.jobs == 1,

@@ -127,7 +127,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if distributed.is_torchelastic_launched():
         distributed.init_process_group("gloo")
-    strategy = strategies.stable(draws=arguments.draws)
+    strategy = strategies.Stable(draws=arguments.draws)
     figures = measure(arguments.n, arguments.size or arguments.n // 10, strategy)
     rank = distributed.get_rank() if distributed.is_initialized() else 0
     print(f"rank {rank}  " + "  ".join(f"{name}: {value:,.6g}" for name, value in figures.items()), flush=True)

@@ -51,9 +51,9 @@ from coreset_sampler import Coreset, CoresetSampler, SphericalGaussian, strategi
 FRACTION, SCALE, BATCH_SIZE, LEARNING_RATE = 0.1, 0.1, 64, 0.05
 POOLS = dict(pool_size=200, keep=20)
 STRATEGIES = {
-    "uniform": strategies.uniform(),
-    "crest": strategies.crest(**POOLS),
-    "stable": strategies.stable(posterior=SphericalGaussian(SCALE, "norm"), draws=4, **POOLS),
+    "uniform": strategies.Uniform(),
+    "crest": strategies.Crest(**POOLS),
+    "stable": strategies.Stable(posterior=SphericalGaussian(SCALE, "norm"), draws=4, **POOLS),
 }
 COLOURS = {"uniform": "#888888", "crest": "#d98a2b", "stable": "#2b6cb0"}
 VECTORS, DIRECTIONS, STEPS = 4, 4, torch.linspace(-1, 1, 13)

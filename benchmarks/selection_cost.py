@@ -176,7 +176,9 @@ def ours(reuse: int = 1, **gaussian: Any) -> Callable[..., Callable[[], float]]:
 
     def build(model: nn.Module, data: Dataset, labels: Tensor, size: int) -> Callable[[], float]:
         posterior = SphericalGaussian(SCALE, **gaussian)
-        strategy = strategies.stable(posterior=posterior, draws=DRAWS, pool_size=POOL_SIZE, keep=KEEP, reuse=reuse)
+        strategy = strategies.Stable(
+            posterior=posterior, draws=DRAWS, pool_size=POOL_SIZE, keep=KEEP, rescore_every=reuse
+        )
 
         def run() -> float:
             sampler = CoresetSampler(
@@ -209,8 +211,8 @@ CONTESTANTS: dict[str, tuple[Callable[..., Callable[[], float]], int]] = {
     "naive, loaded once": (theirs(load_once=True), 1),
     "ours, independent draws in all norm layers": (ours(), 1),
     "ours, `redraw=1` [1]": (ours(redraw=1), 1),
-    f"ours, `reuse={REUSE}` [2]": (ours(reuse=REUSE), REUSE),
-    f"ours, `redraw=1, reuse={REUSE}` [1, 2]": (ours(reuse=REUSE, redraw=1), REUSE),
+    f"ours, `rescore_every={REUSE}` [2]": (ours(rescore_every=REUSE), REUSE),
+    f"ours, `redraw=1, rescore_every={REUSE}` [1, 2]": (ours(rescore_every=REUSE, redraw=1), REUSE),
     'ours, `layers="head"` [3]': (ours(layers="head"), 1),
 }
 NOTES = f"""\

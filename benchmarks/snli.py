@@ -78,7 +78,7 @@ SETTINGS = {
     # Embeddings and the lower half of the layers stay as they are: twice as many examples a second.
     "cpu": TextSetting(
         n=4_000, n_held_out=3_000, passes=2, batch_size=16, max_length=40, freeze=3, bf16=True,
-        pools=dict(pool_size=4, keep=1, reuse=5), scale=0.01, warm_up=0.5, noises=(0.0, 0.3), lengths=(0.5, 1, 2),
+        pools=dict(pool_size=4, keep=1, rescore_every=5), scale=0.01, warm_up=0.5, noises=(0.0, 0.3), lengths=(0.5, 1, 2),
         trials=(dict(lr=2e-4), dict(lr=1e-4)), tuned={(0.3, "any"): dict(lr=1e-4)},  # what was best for uniform sampling
     ),
 }  # fmt: skip
@@ -86,12 +86,12 @@ SETTINGS = {
 
 def strategy_of(name: str, setting: TextSetting, epochs: float, wrong: Tensor) -> Strategy:
     posterior = partial(SphericalGaussian, layers="norm", redraw=1)
-    crest = partial(strategies.crest, **setting.pools)
-    look = partial(strategies.stable, posterior=posterior(setting.scale), draws=4, **setting.pools)
+    crest = partial(strategies.Crest, **setting.pools)
+    look = partial(strategies.Stable, posterior=posterior(setting.scale), draws=4, **setting.pools)
     several = partial(look, pool_size=12 * snli.CLASSES, keep=4 * snli.CLASSES)  # the paper's ratio
     chosen = {
-        "uniform": strategies.uniform,
-        "full": strategies.uniform,
+        "uniform": strategies.Uniform,
+        "full": strategies.Uniform,
         "crest": crest,
         "no noise": crest,
         "stable": look,
@@ -100,14 +100,14 @@ def strategy_of(name: str, setting: TextSetting, epochs: float, wrong: Tensor) -
         "four of twelve": several,
         "four of twelve, each once": several,  # the sampler leaves the weights out
         "first look after a quarter": look,
-        "doubting": partial(look, doubt=2),
-        "doubting, no noise": partial(crest, doubt=2),
-        "believed": partial(strategies.believed, reuse=setting.pools.get("reuse", 1)),
+        "doubting": partial(look, confidence_exponent=2),
+        "doubting, no noise": partial(crest, confidence_exponent=2),
+        "believed": partial(strategies.LabelConfidence, rescore_every=setting.pools.get("rescore_every", 1)),
         "half of the wrong labels left out": partial(oracle, wrong[::2]),
         "all wrong labels left out": partial(oracle, wrong),
     }[name]()
     share = 0.25 if name == "first look after a quarter" else setting.warm_up
-    return strategies.warm_up(chosen, selections=round(share * epochs))  # the head starts at random
+    return strategies.WarmUp(chosen, selections=round(share * epochs))  # the head starts at random
 
 
 def watched(strategy: Strategy, wrong: Tensor, shares: list[float], *, by_weight: bool) -> Strategy:

@@ -53,22 +53,22 @@ class TinySetting(Setting):
 
 SETTINGS = {
     "cpu": TinySetting(
-        model="tf_efficientnet_lite0", img_size=64, opt="adamw", warm_up=2, reuse=6, passes=0.8, noises=(0.0, 0.3),
+        model="tf_efficientnet_lite0", img_size=64, opt="adamw", warm_up=2, rescore_every=6, passes=0.8, noises=(0.0, 0.3),
         training=dict(weight_decay=0.01, min_scale=0.6, ema=0.98), trials=(dict(lr=1e-3, batch_size=50),),
     ),
 }  # fmt: skip
-SETTINGS["long"] = replace(SETTINGS["cpu"], passes=2.0, warm_up=4, reuse=8)
+SETTINGS["long"] = replace(SETTINGS["cpu"], passes=2.0, warm_up=4, rescore_every=8)
 
 
 def strategy_of(name: str, setting: TinySetting, wrong: Tensor) -> Strategy:
-    pools = dict(pool_size=500, keep=100, balance="proportional", reuse=setting.reuse)
+    pools = dict(pool_size=500, keep=100, balance="proportional", rescore_every=setting.reuse)
     posterior = SphericalGaussian(0.1, "norm", redraw=1)
     return {
-        "uniform": strategies.uniform,
-        "crest": partial(strategies.crest, **pools),
-        "stable": partial(strategies.stable, posterior=posterior, draws=2, **pools),
-        "believed": partial(strategies.believed, reuse=setting.reuse, balance="proportional"),
-        "full": strategies.uniform,
+        "uniform": strategies.Uniform,
+        "crest": partial(strategies.Crest, **pools),
+        "stable": partial(strategies.Stable, posterior=posterior, draws=2, **pools),
+        "believed": partial(strategies.LabelConfidence, rescore_every=setting.reuse, balance="proportional"),
+        "full": strategies.Uniform,
         "oracle": partial(oracle, wrong),
     }[name]()
 

@@ -14,8 +14,8 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..selection.forward import logits_of
 from ..selection.sampler import CoresetSampler
-from ..selection.scoring import logits_of
 from ..selection.weighted import Weighted
 
 STATE_FILE = "coreset_sampler.pt"

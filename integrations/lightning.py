@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
+from ..selection.forward import default_forward
 from ..selection.sampler import CoresetSampler, DistributedCoresetSampler
-from ..selection.scoring import default_forward
 from ..selection.types import Forward
 
 __all__ = ["CoresetCallback"]

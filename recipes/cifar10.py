@@ -35,12 +35,12 @@ from torchvision.transforms import v2 as transforms
 from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
-POOLS = dict(pool_size=5, keep=1, reuse=10)  # one example of five of its class stays; a look serves ten epochs
+POOLS = dict(pool_size=5, keep=1, rescore_every=10)  # one example of five of its class stays; a look serves ten epochs
 STRATEGIES = {
-    "uniform": strategies.uniform(),
-    "crest": strategies.crest(**POOLS),
-    "stable": strategies.stable(posterior=SphericalGaussian(0.01, "norm", redraw=1), draws=4, **POOLS),
-    "believed": strategies.believed(reuse=10),
+    "uniform": strategies.Uniform(),
+    "crest": strategies.Crest(**POOLS),
+    "stable": strategies.Stable(posterior=SphericalGaussian(0.01, "norm", redraw=1), draws=4, **POOLS),
+    "believed": strategies.LabelConfidence(rescore_every=10, warm_up=0),
 }
 PLAIN = [transforms.ToImage(), transforms.ToDtype(torch.float32, scale=True), transforms.Normalize([0.473], [0.251])]
 
@@ -114,7 +114,7 @@ def main() -> None:
     parallel = nn.parallel.DistributedDataParallel(model) if world > 1 else model
     sampler = DistributedCoresetSampler(
         train_set, model, fraction=args.fraction, seed=args.seed, labels=labels,
-        strategy=strategies.warm_up(STRATEGIES[args.strategy], selections=args.epochs // 10),
+        strategy=strategies.WarmUp(STRATEGIES[args.strategy], selections=args.epochs // 10),
         selection_set=Images(images, labels, transforms.Compose(PLAIN)),  # where they are not moved or mirrored
     )  # fmt: skip
     loader = DataLoader(

@@ -28,13 +28,13 @@ from coreset_sampler import CoresetSampler, SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
 NOISE, FRACTION, EPOCHS, BATCH_SIZE, LEARNING_RATE = 0.4, 0.1, 80, 12, 0.05
-POOLS = dict(pool_size=100, keep=20, reuse=10)
+POOLS = dict(pool_size=100, keep=20, rescore_every=10)
 NOISE_IN_NORMS = SphericalGaussian(0.1, "norm", redraw=1)
 STRATEGIES = {
-    "uniform": strategies.uniform(),
-    "crest": strategies.crest(**POOLS),
-    "stable": strategies.stable(posterior=NOISE_IN_NORMS, draws=4, **POOLS),
-    "stable, doubting": strategies.stable(posterior=NOISE_IN_NORMS, draws=4, doubt=2, **POOLS),
+    "uniform": strategies.Uniform(),
+    "crest": strategies.Crest(**POOLS),
+    "stable": strategies.Stable(posterior=NOISE_IN_NORMS, draws=4, **POOLS),
+    "stable, doubting": strategies.Stable(posterior=NOISE_IN_NORMS, draws=4, confidence_exponent=2, **POOLS),
 }
 COLOURS = {"uniform": "#888888", "crest": "#d98a2b", "stable": "#2b6cb0", "stable, doubting": "#2f855a"}
 

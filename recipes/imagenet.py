@@ -32,11 +32,11 @@ from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, strate
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # set by torchrun
 DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
-POOLS = dict(pool_size=500, keep=100, balance="proportional", reuse=5)  # one of five of a class; a look serves 5 epochs
+POOLS = dict(pool_size=500, keep=100, balance="proportional", rescore_every=5)  # one scoring pass serves 5 epochs
 STRATEGIES = {
-    "uniform": strategies.uniform(),
-    "stable": strategies.stable(posterior=SphericalGaussian(0.1, "norm", redraw=1), draws=2, **POOLS),
-    "believed": strategies.believed(balance="proportional", reuse=5),
+    "uniform": strategies.Uniform(),
+    "stable": strategies.Stable(posterior=SphericalGaussian(0.1, "norm", redraw=1), draws=2, **POOLS),
+    "believed": strategies.LabelConfidence(balance="proportional", rescore_every=5, warm_up=0),
 }
 
 
@@ -74,7 +74,7 @@ def train(args, model, rows, labels, strategy, *, weight_decay=5e-5, min_scale=0
     train_set = Images(rows, labels, create_transform(**config, is_training=True, scale=(min_scale, 1.0)))
     parallel = nn.parallel.DistributedDataParallel(model) if WORLD > 1 else model
     sampler = DistributedCoresetSampler(
-        train_set, model, fraction=args.fraction, strategy=strategies.warm_up(strategy, selections=args.warm_up),
+        train_set, model, fraction=args.fraction, strategy=strategies.WarmUp(strategy, selections=args.warm_up),
         selection_set=Images(rows, labels, plain), labels=labels, seed=args.seed, num_workers=args.workers,
     )  # fmt: skip
     loader = DataLoader(train_set, args.batch_size // WORLD, sampler=sampler, drop_last=True, num_workers=args.workers)

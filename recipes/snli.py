@@ -38,12 +38,12 @@ from coreset_sampler import SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
 CLASSES = 3
-POOLS = dict(pool_size=4, keep=1, reuse=5)  # one pair of four of its class stays; a look serves five epochs
+POOLS = dict(pool_size=4, keep=1, rescore_every=5)  # one pair of four of its class stays; a look serves five epochs
 STRATEGIES = {
-    "uniform": strategies.uniform(),
-    "crest": strategies.crest(**POOLS),
-    "stable": strategies.stable(posterior=SphericalGaussian(0.01, "norm", redraw=1), draws=4, **POOLS),
-    "believed": strategies.believed(reuse=5),
+    "uniform": strategies.Uniform(),
+    "crest": strategies.Crest(**POOLS),
+    "stable": strategies.Stable(posterior=SphericalGaussian(0.01, "norm", redraw=1), draws=4, **POOLS),
+    "believed": strategies.LabelConfidence(rescore_every=5, warm_up=0),
 }
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     noisy = inject_label_noise(torch.tensor(train_set["labels"][:]), args.noise, seed=args.seed, num_classes=CLASSES)
     train_set = train_set.remove_columns("labels").add_column("labels", noisy.tolist())
     warm_up = round(0.5 * args.passes / args.fraction)  # half of the run: the head starts at random
-    strategy = strategies.warm_up(STRATEGIES[args.strategy], selections=warm_up)
+    strategy = strategies.WarmUp(STRATEGIES[args.strategy], selections=warm_up)
     trainer = trainer_of(args, train_set, dict(fraction=args.fraction, strategy=strategy))
     trainer.train(resume_from_checkpoint=args.resume)
     found = trainer.predict(load(args.data, args.model, "test", args.max_length))

@@ -54,26 +54,26 @@ def posteriors() -> dict[str, Any]:
 def selections() -> dict[str, Callable[[], Any]]:
     s, pools = strategies, dict(pool_size=50, keep=10)
     found: dict[str, Callable[[], Any]] = {
-        "stable": lambda: s.stable(),
-        "stable, proportional": lambda: s.stable(balance="proportional", **pools),
-        "stable, reuse": lambda: s.stable(reuse=2, **pools),
-        "stable, one of five": lambda: s.stable(pool_size=5, keep=1, reuse=3),
-        "stable, doubt": lambda: s.stable(doubt=2, **pools),
-        "stable, doubt, reuse": lambda: s.stable(doubt=1, reuse=2, **pools),
-        "crest": lambda: s.crest(**pools),
-        "crest, doubt": lambda: s.crest(doubt=2, **pools),
-        "craig": lambda: s.craig(),
-        "craig, proportional": lambda: s.craig(balance="proportional"),
-        "k_center": lambda: s.k_center(),
-        "herding": lambda: s.herding(),
-        "forgetting": lambda: s.forgetting(),
-        "uniform": lambda: s.uniform(),
-        "believed": lambda: s.believed(),
-        "believed, reuse": lambda: s.believed(doubt=1, reuse=2, balance="proportional"),
-        "warm_up": lambda: s.warm_up(s.crest(**pools), selections=1),
+        "stable": lambda: s.Stable(),
+        "stable, proportional": lambda: s.Stable(balance="proportional", **pools),
+        "stable, reuse": lambda: s.Stable(rescore_every=2, **pools),
+        "stable, one of five": lambda: s.Stable(pool_size=5, keep=1, rescore_every=3),
+        "stable, doubt": lambda: s.Stable(confidence_exponent=2, **pools),
+        "stable, doubt, reuse": lambda: s.Stable(confidence_exponent=1, rescore_every=2, **pools),
+        "crest": lambda: s.Crest(**pools),
+        "crest, doubt": lambda: s.Crest(confidence_exponent=2, **pools),
+        "craig": lambda: s.Craig(),
+        "craig, proportional": lambda: s.Craig(balance="proportional"),
+        "k_center": lambda: s.KCenter(),
+        "herding": lambda: s.Herding(),
+        "forgetting": lambda: s.Forgetting(),
+        "uniform": lambda: s.Uniform(),
+        "believed": lambda: s.LabelConfidence(rescore_every=1, warm_up=0),
+        "believed, reuse": lambda: s.LabelConfidence(exponent=1, rescore_every=2, balance="proportional", warm_up=0),
+        "warm_up": lambda: s.WarmUp(s.Crest(**pools), selections=1),
     }
     for name, posterior in posteriors().items():
-        found[f"posterior: {name}"] = functools.partial(s.stable, posterior=posterior, draws=2, **pools)
+        found[f"posterior: {name}"] = functools.partial(s.Stable, posterior=posterior, draws=2, **pools)
     return found
 
 

@@ -7,7 +7,8 @@ included. So a gain computed earlier bounds today's exactly, and lazy evaluation
 candidate would, ties and all.
 
 The kernels release the GIL and start no threads of their own: callers split rows or groups over plain Python
-threads, which survives `fork` and concurrent callers, as numba's thread pools do not.
+threads, which survives `fork` and concurrent callers, as numba's thread pools do not. They share one file because
+numba's cache notices a change of the file that a kernel is in, and not of one that it calls into.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -30,18 +31,17 @@ class Rows(NamedTuple):
     """Where row `j` of an `(n, n)` distance matrix comes from.
 
     Either it lies in memory at `flat[j * stride : j * stride + n]`, or `stride` is 0 and it is computed from
-    `points` `(draws, d, n)`: the mean over draws of Euclidean norms, or their root mean square.
+    `points` `(draws, d, n)`: the mean over draws of Euclidean norms.
     """
 
     n: int
     flat: np.ndarray
     stride: int
     points: np.ndarray
-    rms: bool
 
 
 @njit(nogil=True, cache=True)
-def distances_to(points, j, rms, out):
+def distances_to(points, j, out):
     """Fills `out` `(n,)` with the distances to point `j`, by differences: duplicates are at exactly 0."""
     draws, dims, n = points.shape
     squares = np.empty(SEGMENT, points.dtype)
@@ -50,8 +50,7 @@ def distances_to(points, j, rms, out):
         width = part.shape[0]
         part[:] = 0
         for s in range(draws):
-            if not rms or s == 0:
-                squares[:width] = 0
+            squares[:width] = 0
             k = 0
             while k + 4 <= dims:  # four at a time spares loads and stores; the order of the sum stays the same
                 a, b = points[s, k, start : start + width], points[s, k + 1, start : start + width]
@@ -72,11 +71,10 @@ def distances_to(points, j, rms, out):
                     p = a[i] - at
                     squares[i] += p * p
                 k += 1
-            if not rms:
-                for i in range(width):
-                    part[i] += np.sqrt(squares[i])
+            for i in range(width):
+                part[i] += np.sqrt(squares[i])
         for i in range(width):
-            part[i] = np.sqrt(squares[i] / part.dtype.type(draws)) if rms else part[i] / part.dtype.type(draws)
+            part[i] = part[i] / part.dtype.type(draws)
 
 
 @njit(nogil=True, cache=True)
@@ -84,7 +82,7 @@ def row_of(rows, j, buffer):
     """Row `j`: a view where the matrix is in memory, else computed into `buffer`."""
     if rows.stride > 0:
         return rows.flat[j * rows.stride : j * rows.stride + rows.n]
-    distances_to(rows.points, j, rows.rms, buffer)
+    distances_to(rows.points, j, buffer)
     return buffer
 
 
@@ -257,6 +255,43 @@ def near_gain(where, what, found, least, lanes, part):
 
 
 @njit(nogil=True, cache=True)
+def heap_without(first, bounds):
+    """All candidates but the first pick as a heap by `bounds`."""
+    n = bounds.shape[0]
+    heap = np.empty(n, np.int64)
+    length = 0
+    for j in range(n):
+        if j != first:
+            heap[length] = j
+            length += 1
+    for top in range(length // 2 - 1, -1, -1):
+        sift(heap, length, top, bounds)
+    return heap
+
+
+@njit(nogil=True, cache=True)
+def join(row, count, least, nearest):
+    """Makes a candidate pick number `count`; how many rows are nearer to it than to any pick before."""
+    moved = 0
+    for i in range(row.shape[0]):
+        if row[i] < least[i]:
+            least[i] = row[i]
+            nearest[i] = count
+            moved += 1
+    return moved
+
+
+@njit(nogil=True, cache=True)
+def join_listed(where, what, found, count, least, nearest):
+    """`join` from the list that `near` wrote."""
+    for e in range(found):
+        if what[e] < least[where[e]]:
+            least[where[e]] = what[e]
+            nearest[where[e]] = count
+    return found
+
+
+@njit(nogil=True, cache=True)
 def lazy(rows, first, least, bounds, picks, weights):
     """Fills `picks` and `weights` `(size,)`, given the first pick, its row and bounds on every gain over it.
 
@@ -266,24 +301,13 @@ def lazy(rows, first, least, bounds, picks, weights):
     more. An example belongs to the earliest of its nearest picks. Returns the covering cost, how many rows
     were read and how many gains were brought up to date.
     """
-    n, size = rows.n, picks.shape[0]
+    n, size, roughly, exactly = rows.n, picks.shape[0], 0, 1
     lanes, part, buffer = np.empty(LANES), np.empty(LANES), buffer_for(rows)
     nearest, found = np.zeros(n, np.int64), np.full(n, -1, np.int64)
-    known, roughly, exactly = (
-        np.full(n, 2, np.int64),
-        0,
-        1,
-    )  # bound j is that of pick known[j] // 2, rough or exact
+    known = np.full(n, 2, np.int64)  # bound j is that of pick known[j] // 2, rough or exact
     room = min(NEAR, n // 32) if rows.stride == 0 or n > SCRATCH_ROWS else 0  # short rows are as fast as lists
-    where, what = np.empty((n, room), np.int32), np.empty((n, room), least.dtype)
-    flags, heap = np.empty(SEGMENT, np.uint8), np.empty(n, np.int64)
-    length, read, computed, moved = 0, 0, 0, n
-    for j in range(n):
-        if j != first:
-            heap[length] = j
-            length += 1
-    for top in range(length // 2 - 1, -1, -1):
-        sift(heap, length, top, bounds)
+    where, what, flags = np.empty((n, room), np.int32), np.empty((n, room), least.dtype), np.empty(SEGMENT, np.uint8)
+    heap, length, read, computed, moved = heap_without(first, bounds), n - 1, 0, 0, n
     picks[0] = first
     for count in range(1, size):
         cost, slack = margin(least)
@@ -305,23 +329,12 @@ def lazy(rows, first, least, bounds, picks, weights):
                 computed += 1
                 read += 1
             sift(heap, length, 0, bounds)
-        j = heap[0]
-        picks[count] = j
+        j = picks[count] = heap[0]
         if found[j] < 0:
-            row = row_of(rows, j, buffer)
-            moved = 0
-            for i in range(n):
-                if row[i] < least[i]:
-                    least[i] = row[i]
-                    nearest[i] = count
-                    moved += 1
+            moved = join(row_of(rows, j, buffer), count, least, nearest)
+            read += 1
         else:
-            moved = found[j]
-            for e in range(found[j]):
-                if what[j, e] < least[where[j, e]]:
-                    least[where[j, e]] = what[j, e]
-                    nearest[where[j, e]] = count
-        read += found[j] < 0
+            moved = join_listed(where[j], what[j], found[j], count, least, nearest)
         length -= 1
         heap[0] = heap[length]
         sift(heap, length, 0, bounds)
@@ -348,20 +361,20 @@ def greedy(rows, picks, weights):
 def greedy_pools(flat, begin, end, n, stride, pool_stride, nothing, picks, weights, costs):
     """Selects in pools `begin:end` of a `(pools, n, n)` stack."""
     for p in range(begin, end):
-        rows = Rows(n, flat[p * pool_stride :], stride, nothing, False)
+        rows = Rows(n, flat[p * pool_stride :], stride, nothing)
         costs[p] = greedy(rows, picks[p], weights[p])
 
 
 @njit(nogil=True, cache=True)
-def fill(points, rms, begin, end, out):
+def fill(points, begin, end, out):
     """Distances `(P, n, n)` of `points` `(P, draws, d, n)`: rows `begin:end`, counted through all pools."""
     n = out.shape[1]
     for row in range(begin, end):
-        distances_to(points[row // n], row % n, rms, out[row // n, row % n])
+        distances_to(points[row // n], row % n, out[row // n, row % n])
 
 
 @njit(nogil=True, cache=True)
-def greedy_groups(vectors, starts, offsets, begin, end, rms, picks, weights, costs):
+def greedy_groups(vectors, starts, offsets, begin, end, picks, weights, costs):
     """Selects in groups `begin:end`: rows `starts[g]:starts[g + 1]` of `vectors` `(draws, n, d)`.
 
     Group `g` fills `picks[offsets[g]:offsets[g + 1]]`. One scratch matrix serves all groups that fit it.
@@ -385,8 +398,8 @@ def greedy_groups(vectors, starts, offsets, begin, end, rms, picks, weights, cos
         stride = n if n <= SCRATCH_ROWS else 0
         if stride > 0:
             for j in range(n):
-                distances_to(points, j, rms, matrix[j * n : (j + 1) * n])
-        rows = Rows(n, matrix, stride, points, rms)
+                distances_to(points, j, matrix[j * n : (j + 1) * n])
+        rows = Rows(n, matrix, stride, points)
         here = picks[offsets[g] : offsets[g + 1]]
         costs[g] = greedy(rows, here, weights[offsets[g] : offsets[g + 1]])
         here += starts[g]

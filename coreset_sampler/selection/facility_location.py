@@ -1,8 +1,8 @@
 """Facility location: the few rows that all others have one near to.
 
 `facility_location` and `facility_location_pools` take distances, `cover` and `cover_groups` the vectors. All
-of them pick as evaluating every candidate at every step would, equal gains going to the lowest index. On the
-CPU the loops are numba's (`_greedy.py`); tensors on an accelerator stay there (`_greedy_torch.py`).
+of them pick as evaluating every candidate at every step would, equal gains going to the lowest index. The
+loops are numba's (`_greedy.py`) and run on the CPU; tensors on an accelerator are copied once, at the door.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _greedy_torch
 from .coreset import Coreset
 
 if TYPE_CHECKING:
@@ -37,10 +36,12 @@ def facility_location(distances: Tensor | np.ndarray, size: int) -> Coreset:
         >>> coreset = facility_location(torch.cdist(points, points), size=2)
         >>> coreset.indices.tolist(), coreset.weights.tolist()
         ([1, 3], [3.0, 1.0])
+
+    Args:
+        distances: float32 or float64, symmetric, finite and non-negative.
+        size: how many rows to keep.
     """
     matrix = _checked_distances(distances, size, ndim=2)
-    if _on_accelerator(matrix):
-        return Coreset(*_lazy_torch(matrix.__getitem__, size, matrix, "distances")[:2])
     matrix = _rows_contiguous(matrix)
     picks, weights = _greedy_rows(_rows_of(matrix), size, matrix, "distances")
     return Coreset(picks, weights)
@@ -50,13 +51,12 @@ def facility_location_pools(distances: Tensor | np.ndarray, size: int) -> tuple[
     """Keeps `size` rows of each pool: `(P, R, R)` distances give indices and weights, both `(P, size)`.
 
     The same as `facility_location` pool by pool, in one call. Indices count within a pool.
+
+    Args:
+        distances: float32 or float64, each pool symmetric, finite and non-negative.
+        size: how many rows of each pool to keep.
     """
     stack = _checked_distances(distances, size, ndim=3)
-    if _on_accelerator(stack):
-        try:
-            return _greedy_torch.naive_pools(stack, size)
-        except ArithmeticError:
-            raise _not_distances("distances", stack) from None
     from . import _greedy
 
     stack = _rows_contiguous(stack)
@@ -74,52 +74,53 @@ def facility_location_pools(distances: Tensor | np.ndarray, size: int) -> tuple[
     return torch.from_numpy(picks), torch.from_numpy(weights)
 
 
-def cover(vectors: Tensor | np.ndarray, size: int, *, rms: bool = False) -> Coreset:
+def cover(vectors: Tensor | np.ndarray, size: int) -> Coreset:
     r"""Keeps the vectors that all others have one near to, without ever holding the `(n, n)` distances.
 
     The same picks as `facility_location(pairwise_distances(vectors), size)`. `vectors` are `(n, d)`, or
     `(draws, n, d)`: then the distance is the mean over draws of the Euclidean norms, $E_s \|v_{si} -
-    v_{sj}\|$, or with `rms` the root of the mean of their squares. Time grows with n² d draws, memory with n
-    (d draws + 512).
+    v_{sj}\|$. Time grows with n² d draws, memory with n (d draws + 512).
+
+    Args:
+        vectors: float tensor or array.
+        size: how many to keep.
     """
     draws = _checked_vectors(vectors)
     n = draws.shape[1]
     _check_size(size, n)
-    if _on_accelerator(draws):
-        return Coreset(*_cover_torch(draws, size, rms)[:2])
     from . import _greedy
 
     points = np.ascontiguousarray(draws.transpose(1, 2).numpy())
     if n <= _greedy.SCRATCH_ROWS:
-        matrix = torch.from_numpy(_filled(points[None], rms)[0])
+        matrix = torch.from_numpy(_filled(points[None])[0])
         rows = _rows_of(matrix)
     else:
-        rows = _greedy.Rows(n, np.empty(0, points.dtype), 0, points, rms)
+        rows = _greedy.Rows(n, np.empty(0, points.dtype), 0, points)
     picks, weights = _greedy_rows(rows, size, draws, "vectors")
     return Coreset(picks, weights)
 
 
-def cover_groups(
-    vectors: Tensor | np.ndarray, starts: Tensor, sizes: Tensor, *, rms: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`cover` within each of many groups, in one call.
+def cover_groups(vectors: Tensor | np.ndarray, starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keeps some of each of many groups of vectors: `cover` within each group, in one call.
 
-    Group `g` is rows `starts[g]:starts[g + 1]` of `vectors` `(n, d)` or `(draws, n, d)` and keeps `sizes[g]`
-    of them. Returns the indices (positions in `n`) and the weights, both `(sizes.sum(),)` and group after
-    group in the order picked, and each group's covering cost `(groups,)`: the sum of distances to the
-    nearest kept row.
+    Group `g` is rows `starts[g]:starts[g + 1]` of `vectors` and keeps `sizes[g]` of them. Returns the indices
+    (positions in `n`) and the weights, both `(sizes.sum(),)` and group after group in the order picked, and each
+    group's covering cost `(groups,)`: the sum of distances to the nearest kept row.
+
+    Args:
+        vectors: `(n, d)` or `(draws, n, d)`.
+        starts: `(groups + 1,)`, rising.
+        sizes: `(groups,)`, each at most the rows of its group.
     """
     draws = _checked_vectors(vectors)
     bounds, keep = _checked_groups(starts, sizes, draws.shape[1])
-    if _on_accelerator(draws):
-        return _cover_groups_torch(draws, bounds, keep, rms)
     offsets = np.concatenate([[0], np.cumsum(keep)])
     picks, weights, costs = np.empty(offsets[-1], np.int64), np.empty(offsets[-1]), np.empty(len(keep))
     from . import _greedy
 
     array = draws.contiguous().numpy()
     _split(
-        lambda begin, end: _greedy.greedy_groups(array, bounds, offsets, begin, end, rms, picks, weights, costs),
+        lambda begin, end: _greedy.greedy_groups(array, bounds, offsets, begin, end, picks, weights, costs),
         np.diff(bounds) ** 2 * array.shape[0] * array.shape[2],
     )
     if np.isnan(costs).any():
@@ -128,31 +129,30 @@ def cover_groups(
     return torch.from_numpy(picks), torch.from_numpy(weights), torch.from_numpy(costs)
 
 
-def pairwise_distances(vectors: Tensor | np.ndarray, *, rms: bool = False) -> Tensor:
+def pairwise_distances(vectors: Tensor | np.ndarray) -> Tensor:
     """The distances that `cover` uses, as a matrix: `(n, d)` or `(draws, n, d)` give `(n, n)`.
 
     A stack of pools `(P, draws, R, d)` gives `(P, R, R)`. Computed by differences, not by products: equal
     vectors are at exactly 0 and the matrix is exactly symmetric.
+
+    Args:
+        vectors: float tensor or array.
     """
     draws = _checked_vectors(vectors, pools=True)
     pools = draws if draws.ndim == 4 else draws[None]
-    if _on_accelerator(draws):
-        every = torch.arange(pools.shape[2], device=pools.device)
-        matrices = torch.stack([_greedy_torch.distances_to(pool, every, rms) for pool in pools])
-    else:
-        points = np.ascontiguousarray(pools.transpose(2, 3).numpy())
-        matrices = torch.from_numpy(_filled(points, rms))
+    points = np.ascontiguousarray(pools.transpose(2, 3).numpy())
+    matrices = torch.from_numpy(_filled(points))
     return matrices if draws.ndim == 4 else matrices[0]
 
 
-def _filled(points: np.ndarray, rms: bool) -> np.ndarray:
+def _filled(points: np.ndarray) -> np.ndarray:
     """Distances `(P, n, n)` between points `(P, draws, d, n)`."""
     from . import _greedy
 
     pools, draws, dims, n = points.shape
     out = np.empty((pools, n, n), points.dtype)
     work = np.full(pools * n, n * draws * dims)
-    _split(lambda begin, end: _greedy.fill(points, rms, begin, end, out), work)
+    _split(lambda begin, end: _greedy.fill(points, begin, end, out), work)
     return out
 
 
@@ -173,31 +173,6 @@ def _greedy_rows(rows: Rows, size: int, values: Tensor, argument: str) -> tuple[
     picks, weights = np.empty(size, np.int64), np.empty(size)
     _greedy.lazy(rows, first, least, sums, picks, weights)
     return torch.from_numpy(picks), torch.from_numpy(weights)
-
-
-def _lazy_torch(
-    rows: Callable[[Tensor], Tensor], size: int, values: Tensor, argument: str
-) -> tuple[Tensor, Tensor, float]:
-    try:
-        return _greedy_torch.lazy(rows, values.shape[-2], size, values.device)
-    except ArithmeticError:
-        raise _not_distances(argument, values) from None
-
-
-def _cover_torch(draws: Tensor, size: int, rms: bool) -> tuple[Tensor, Tensor, float]:
-    return _lazy_torch(lambda some: _greedy_torch.distances_to(draws, some, rms), size, draws, "vectors")
-
-
-def _cover_groups_torch(
-    draws: Tensor, bounds: np.ndarray, keep: np.ndarray, rms: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    indices, weights, costs = [], [], []
-    for (begin, end), size in zip(pairwise(bounds.tolist()), keep.tolist(), strict=True):
-        picks, counts, cost = _cover_torch(draws[:, begin:end], size, rms)
-        indices.append(picks + begin)
-        weights.append(counts)
-        costs.append(cost)
-    return torch.cat(indices), torch.cat(weights), torch.tensor(costs, dtype=torch.float64)
 
 
 def _split(run: Callable[[int, int], Any], work: np.ndarray) -> None:
@@ -232,11 +207,7 @@ def _rows_of(matrix: Tensor) -> Rows:
     from . import _greedy
 
     flat = _flat(matrix)
-    return _greedy.Rows(len(matrix), flat, max(1, matrix.stride(0)), np.empty((0, 0, 0), flat.dtype), False)
-
-
-def _on_accelerator(values: Tensor) -> bool:
-    return values.device.type != "cpu"
+    return _greedy.Rows(len(matrix), flat, max(1, matrix.stride(0)), np.empty((0, 0, 0), flat.dtype))
 
 
 def _tensor(values: Any, argument: str) -> Tensor:
@@ -250,8 +221,7 @@ def _tensor(values: Any, argument: str) -> Tensor:
         raise TypeError(f"{argument} must be a tensor or a numpy array, got {type(values).__name__}")
     if not values.is_floating_point():
         raise TypeError(f"{argument} must be float32 or float64, got {values.dtype}; convert with .float()")
-    values = values.detach()
-    return values.cpu() if values.device.type == "mps" else values  # no float64 there
+    return values.detach().cpu()
 
 
 def _check_size(size: int, n: int) -> None:
@@ -273,7 +243,7 @@ def _checked_distances(distances: Any, size: int, ndim: int) -> Tensor:
         )
     n = matrix.shape[-1]
     _check_size(size, n)
-    some = torch.linspace(0, n - 1, min(n, 64 if ndim == 2 else 16), device=matrix.device).round().long()
+    some = torch.linspace(0, n - 1, min(n, 64 if ndim == 2 else 16)).round().long()
     sample = matrix[..., some[:, None], some]
     if bool(((sample - sample.mT).abs() > 0.01 * sample.abs().amax()).any()):
         raise ValueError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from .shared_forward import CannotShareError, storage_of, written_by
+from .storages import NoStorageError, storage_of, written_by
 
 COPIED_WHOLE = 64 * 2**20  # bytes; a larger model is watched at every operation instead, which costs it little
 
@@ -204,7 +204,7 @@ def _memory(tensor: Tensor) -> int | None:
         return None
     try:
         return storage_of(tensor)
-    except CannotShareError:
+    except NoStorageError:
         return None
 
 

@@ -1,4 +1,4 @@
-"""Where to look: the weights themselves, Gaussians around them, or other weights of the same network."""
+"""Where to score: the weights themselves, Gaussians around them, or other weights of the same network."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ..layers import is_norm, modules_of, parameter_names, unwrapped
+from .describe import describe
 from .types import Draw, Layers, View
 
 _log = logging.getLogger("coreset_sampler")
 
 
 def _normal_like(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Standard normal noise drawn on the CPU, so that a seed means the same on every device."""
-    noise = torch.randn(value.shape, generator=generator, dtype=torch.float32)
+    noise = torch.randn(
+        value.shape, generator=generator, dtype=torch.float32
+    )  # on the CPU: a seed means the same anywhere
     return noise.to(value.device, value.dtype)
 
 
@@ -35,13 +37,19 @@ class PointMass:
         return [{}] * draws
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SphericalGaussian:
     r"""The current weights plus noise $\mathcal N(0, \text{scale}^2)$ in the chosen layers.
 
     The noise is absolute, not relative to the weight. With `redraw=k` only the last `k` of the layers, as the model lists
     them, are drawn afresh for each draw and those before share one: every draw has the same distribution as without, so
     expectations stay unbiased, and whatever comes before the `k`-th last layer is computed once for all draws.
+
+    Args:
+        scale: standard deviation of the noise.
+        layers: `"norm"`, `"head"`, `"all"`, names of modules, or a function of a module's name and the module; `"auto"` is
+            the norm layers, or the head of a network that has none.
+        redraw: how many of the last layers each draw has noise of its own in; None for all of them.
     """
 
     scale: float = 0.1
@@ -52,6 +60,9 @@ class SphericalGaussian:
         _check_scale(self.scale)
         if self.redraw is not None and self.redraw < 1:
             raise ValueError(f"redraw must be at least 1 layer, or None for all of them, got {self.redraw}")
+
+    def __repr__(self) -> str:
+        return describe(self)
 
     def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
         """Independent draws, but for the layers that `redraw` leaves to be shared."""
@@ -70,12 +81,18 @@ class SphericalGaussian:
         return [{**shared, **{name: noisy(name) for name in names if name in fresh}} for _ in range(draws)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DiagonalLaplace:
     r"""The Laplace approximation with a diagonal Fisher matrix: wide where the loss is flat.
 
     $\mathcal N(w, \text{scale}^2 (n F + \text{prior})^{-1})$ with $F$ the diagonal Fisher information over `examples`
     random examples, labels drawn from the model. The papers call it Hessian-Gaussian.
+
+    Args:
+        scale: factor on the standard deviations.
+        layers: which layers are drawn, as in `SphericalGaussian`.
+        prior: precision of the prior, which limits how wide a flat direction gets.
+        examples: how many the Fisher matrix is estimated on, anew at every scoring pass.
     """
 
     scale: float = 1.0
@@ -87,6 +104,9 @@ class DiagonalLaplace:
         _check_scale(self.scale)
         if self.prior <= 0 or self.examples < 1:
             raise ValueError(f"prior and examples must be positive, got {self.prior} and {self.examples}")
+
+    def __repr__(self) -> str:
+        return describe(self)
 
     def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
         """Draws of the posterior at the current weights; the Fisher matrix is estimated anew."""
@@ -103,12 +123,14 @@ class DiagonalLaplace:
         ]
 
 
-@dataclass
+@dataclass(repr=False)
 class Snapshots:
     """Other weights of the same network: members of an ensemble, or states of this run kept with `add`.
 
-    The latest `draws` of them are used. `states` are state dicts (parameters, and buffers where they are there);
-    they live in memory once.
+    The latest `draws` of them are used; they live in memory once.
+
+    Args:
+        states: state dicts: parameters, and buffers where they are there.
     """
 
     states: Sequence[Mapping[str, Tensor]] = field(default_factory=tuple)
@@ -118,6 +140,9 @@ class Snapshots:
         state = unwrapped(model).state_dict()
         copy = {name: value.detach().clone() for name, value in state.items() if isinstance(value, Tensor)}
         self.states = (*self.states, copy)[-keep:]
+
+    def __repr__(self) -> str:
+        return describe(self)
 
     def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
         """The latest `draws` states."""

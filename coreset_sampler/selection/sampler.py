@@ -6,7 +6,7 @@ import hashlib
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,16 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 from .. import distributed as ranks
 from ..layers import unwrapped
 from . import strategies
-from .arguments import check_strategy_kind, describe, length_of, size_of, whole_number
+from .arguments import length_of, size_of, whole_number
 from .budget import Budget
 from .caller import Caller, find_caller
-from .coreset import Coreset, own_storage
+from .coreset import Coreset
+from .describe import describe
 from .epoch import Epoch, Pass
 from .labels import check_labels, labels_of
 from .preserve import undisturbed
-from .scoring import Probe
-from .types import Forward, Strategy
+from .scoring import ScoringView
+from .types import Forward, State, Strategy
 from .weighted import Weighted, WeightedIndex
 
 _WEIGHTS = ("draw", "loss", "none")
@@ -64,7 +65,7 @@ class CoresetSampler(Sampler[int]):
         fraction: float | None = None,
         size: int | None = None,
         seed: int = 0,
-        strategy: Strategy | None = None,
+        strategy: str | Strategy | Callable[..., Coreset] = "stable",
         reselect_every: int = 1,
         max_overhead: float | None = None,
         weights: str = "draw",
@@ -80,7 +81,7 @@ class CoresetSampler(Sampler[int]):
         self.dataset, self.model = dataset, model
         self.size = size_of(n, fraction, size)
         self.seed = whole_number("seed", seed, 0)
-        self.strategy = strategies.stable() if strategy is None else strategy
+        self.strategy = strategies.resolve(strategy)
         self.reselect_every = whole_number("reselect_every", reselect_every, 1)
         self._budget = Budget(max_overhead)
         self.weights = weights
@@ -94,7 +95,6 @@ class CoresetSampler(Sampler[int]):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         unwrapped(model)
-        check_strategy_kind(self.strategy)
         if weights not in _WEIGHTS:
             raise ValueError(f"weights must be one of {', '.join(map(repr, _WEIGHTS))}, got {weights!r}")
         if weights == "loss" and not isinstance(dataset, Weighted):
@@ -109,7 +109,7 @@ class CoresetSampler(Sampler[int]):
         self._label_hash: str | None = None
         self._coreset: Coreset | None = None
         self._selected_epoch = self._decided_epoch = -1
-        self._memory: dict[str, Tensor] = {}
+        self._state: State = None  # of the strategy
         self._epoch = Epoch()
         self._compared = False  # whether all processes are known to have the same settings
         self._said: set[str] = set()  # warnings that were given
@@ -237,7 +237,7 @@ class CoresetSampler(Sampler[int]):
             "weights": None if self._coreset is None else self._coreset.weights,
             "selected_epoch": self._selected_epoch,
             "decided_epoch": self._decided_epoch,
-            "memory": dict(self._memory),
+            "strategy_state": strategies.state_dict(self.strategy, self._state)["state"],
             "spent": {**self._spent, **self._budget.state_dict()},
             "last": dict(self._last),
         }
@@ -262,6 +262,9 @@ class CoresetSampler(Sampler[int]):
         coreset = None if state["indices"] is None else self._checked(Coreset(state["indices"], state["weights"]))
         epoch, position = whole_number("epoch", state["epoch"], 0), whole_number("position", state["position"], 0)
         selected, decided = (whole_number(name, state[name], -1) for name in ("selected_epoch", "decided_epoch"))
+        strategy_state = strategies.load_state(
+            self.strategy, {"strategy": state["strategy"], "state": state["strategy_state"]}
+        )
         if position > len(self):
             raise ValueError(f"position must be between 0 and {len(self)}, got {position}")
         if "accelerate.data_loader" in sys.modules:
@@ -270,7 +273,7 @@ class CoresetSampler(Sampler[int]):
             accelerate.check_load(self, position)
         # Nothing above has changed the sampler, nor can anything below fail.
         self._budget.load_state_dict(state["spent"])
-        self._coreset, self._memory = coreset, {name: own_storage(value) for name, value in state["memory"].items()}
+        self._coreset, self._state = coreset, strategy_state
         self._spent, self._last = {name: state["spent"][name] for name in self._spent}, dict(state["last"])
         self._epoch.load(epoch, position)
         self._compared = False
@@ -289,7 +292,7 @@ class CoresetSampler(Sampler[int]):
             if state[key] != value:
                 what = "other labels" if key == "labels" else f"{key}={state[key]}, here it is {value}"
                 raise ValueError(f"the state was saved with {what}; it belongs to another data set or setting")
-        kinds: dict[str, Any] = {"memory": Tensor, "spent": (int, float), "last": (int, float)}
+        kinds: dict[str, Any] = {"spent": (int, float), "last": (int, float)}
         needed = {"spent": {*self._spent, *self._budget.state_dict()}}
         for key, kind in kinds.items():
             found = state[key]
@@ -317,14 +320,14 @@ class CoresetSampler(Sampler[int]):
         self._compare_processes()
         with ranks.together():
             labels, began = self.labels, time.perf_counter()
-            chosen, probe = self._chosen(labels, epoch)
+            chosen, strategy_state, probe = self._chosen(labels, epoch)
             coreset = ranks.from_first(chosen)
         coreset = self._checked(coreset)
         self._warn_of_left_out_classes(labels)
         overlap = {} if self._coreset is None else {"overlap": coreset.overlap(self._coreset)}
         # Nothing above has changed the sampler: a selection that fails leaves the last coreset in use.
         self._coreset = coreset
-        self._memory = {name: own_storage(value) for name, value in probe.memory.items()}
+        self._state = strategy_state
         self._selected_epoch = self._decided_epoch = epoch
         seconds = time.perf_counter() - began
         self._budget.selected(seconds)
@@ -333,8 +336,8 @@ class CoresetSampler(Sampler[int]):
         self._last = {"last_seconds": seconds, "distinct": self._distinct(coreset), **overlap, **probe.figures}
         return coreset
 
-    def _chosen(self, labels: Tensor, epoch: int) -> tuple[Coreset, Probe]:
-        """What the strategy chooses in this process, and the probe that it looked through."""
+    def _chosen(self, labels: Tensor, epoch: int) -> tuple[Coreset, State, ScoringView]:
+        """What the strategy chooses in this process, its new state, and the view that it read."""
         for name, dataset in (("dataset", self.dataset), ("selection_set", self.selection_set)):
             if length_of(dataset) != self._n:
                 raise ValueError(
@@ -343,19 +346,19 @@ class CoresetSampler(Sampler[int]):
         plain = self.selection_set.dataset if isinstance(self.selection_set, Weighted) else self.selection_set
         seed = _mixed(self.seed, epoch, _SELECT)
         with undisturbed(self.model, seed=seed):
-            probe = Probe(
+            probe = ScoringView(
                 plain,
                 self.model,
                 labels,
-                forward=self.forward,
+                forward_fn=self.forward,
                 collate_fn=self.collate_fn,
                 batch_size=self.batch_size,
                 num_workers=self.num_workers,
                 progress=self.progress,
-                memory=dict(self._memory),
                 seed=seed,
             )
-            return self.strategy(probe, self.size, torch.Generator().manual_seed(seed)), probe
+            generator = torch.Generator().manual_seed(seed)
+            return *self.strategy.select(probe, self.size, self._state, generator), probe
 
     def _compare_processes(self) -> None:
         """Once a run: processes that were given different things would choose different things, or wait for ever."""

@@ -1,9 +1,8 @@
-"""The one place that runs the user's model for selection: loading, draws, devices, processes."""
+"""The scoring pass: runs the user's model over candidates, under draws of a posterior; loading, devices, processes."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -15,7 +14,8 @@ from tqdm import tqdm
 from .. import distributed as ranks
 from ..layers import check_ready, matrix_layers, unwrapped
 from .batch import copied, moved, regrouped
-from .labels import LABEL_KEYS, WORKER_TIMEOUT, label_of, not_one_class
+from .forward import default_forward, logits_of
+from .labels import WORKER_TIMEOUT, not_one_class
 from .model_state import COPIED_WHOLE, ModelState, WriteGuard
 from .reentrant import ReentrantError, noticing_checkpoints
 from .shared_forward import CannotShareError, run_shared
@@ -26,55 +26,7 @@ T = TypeVar("T")
 _WORTH_SHARING = 0.25  # of a network's operations; below that recording costs as much as it spares
 
 
-def default_forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Runs a model on `(x, y)` pairs, or on dicts with `labels` or `label` by keyword, as Hugging Face models like it."""
-    labels = label_of(batch)
-    if isinstance(batch, Mapping):
-        accepted = inspect.signature(model.forward).parameters
-        any_name = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-        named = {k: v for k, v in batch.items() if k not in LABEL_KEYS and (any_name or k in accepted)}
-        try:
-            inspect.signature(model.forward).bind(**named)
-        except TypeError as error:
-            raise TypeError(
-                f"the model takes ({', '.join(accepted)}) and cannot be given {sorted(batch)} of a batch by name: {error}. "
-                'Pass forward= to say how, such as forward=lambda model, batch: (model(batch["image"]), batch["label"]).'
-            ) from error
-        output = model(**named)
-    else:
-        if len(batch) > 2 and isinstance(labels, Tensor) and (labels.is_floating_point() or labels.ndim != 1):
-            raise ValueError(
-                f"of a batch's {len(batch)} fields the first is taken for the inputs, the second for the labels, which has "
-                f"shape {tuple(labels.shape)} of {labels.dtype}: not one class an example. Pass labels= and forward= to say "
-                "which is which, such as forward=lambda model, batch: (model(batch[1]), batch[2])."
-            )
-        output = model(batch[0])
-    return logits_of(output), labels
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits in a model's output: the tensor itself, `.logits`, `["logits"]`, or the first of a tuple."""
-    logits = getattr(output, "logits", output)
-    if isinstance(logits, Mapping):
-        logits = logits.get("logits")
-    if isinstance(logits, (tuple, list)) and logits:
-        logits = logits[0]
-    if not isinstance(logits, Tensor) or logits.ndim != 2:
-        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
-        raise ValueError(
-            f"the model must give logits of shape (batch, classes), got {got}. Pass forward=lambda model, batch: (logits, "
-            "labels). This library is for single-label classification, not for a class a pixel (segmentation) or a word."
-        )
-    if logits.shape[1] == 1:
-        raise ValueError(
-            "the model gives one logit an example; selection needs one for each class. If it is the logit of class 1 of two "
-            "pass a forward= that returns torch.cat([torch.zeros_like(z), z], 1) as logits. If it is a number to predict: "
-            "this library is for single-label classification, not for regression."
-        )
-    return logits
-
-
-class Probe:
+class ScoringView:
     """The data seen through the current model; what strategies get as their `View`.
 
     Parameters are replaced for the time of a call and buffers by copies of themselves, so nothing that a forward does
@@ -87,18 +39,16 @@ class Probe:
         model: nn.Module,
         labels: Tensor,
         *,
-        forward: Forward | None,
+        forward_fn: Forward | None,
         collate_fn: Any,
         batch_size: int,
         num_workers: int,
         progress: bool,
-        memory: dict[str, Tensor],
         seed: int,
     ) -> None:
         self.model = unwrapped(model)
         self.labels = labels
         self.classes = int(labels.max()) + 1
-        self.memory = memory
         self.figures: dict[str, float] = {}
         self.forward_examples = 0
         self._dataset, self._collate_fn = dataset, collate_fn
@@ -108,7 +58,7 @@ class Probe:
             progress,
             seed,
         )
-        self._forward = forward or default_forward
+        self._forward = forward_fn or default_forward
         self._own = {
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers(remove_duplicate=False)),
@@ -128,7 +78,7 @@ class Probe:
         names = {name for draw in draws for name in draw}
         for name in names - self._own.keys():
             raise ValueError(f"a draw of the posterior names {name!r}, which {type(self.model).__name__} does not have")
-        self.report(perturbed_parameters=sum(self._own[name].numel() for name in names))
+        self.log(perturbed_parameters=sum(self._own[name].numel() for name in names))
         yield from regrouped((self._gradients(batch, at, draws) for batch, at in self._batches(groups)), groups)
 
     def embeddings(self, groups: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -171,16 +121,16 @@ class Probe:
                             total[name] += part.detach() ** 2 / (repeats * len(chosen))
         return total
 
-    def mine(self, items: Sequence[T]) -> list[T]:
-        """See `View.mine`."""
+    def shard(self, items: Sequence[T]) -> list[T]:
+        """See `View.shard`."""
         return ranks.share(items)
 
-    def gather(self, mine: Sequence[T]) -> list[T]:
+    def gather(self, shard: Sequence[T]) -> list[T]:
         """See `View.gather`."""
-        return ranks.gather(mine)
+        return ranks.gather(shard)
 
-    def report(self, **figures: float) -> None:
-        """See `View.report`."""
+    def log(self, **figures: float) -> None:
+        """See `View.log`."""
         self.figures.update(figures)
 
     def _batches(self, groups: list[Tensor]) -> Iterator[tuple[Any, Tensor]]:
@@ -223,7 +173,7 @@ class Probe:
             raise ValueError(
                 f"{name} of {type(self.model).__name__} cannot be replaced by a draw of the posterior, as the parameters of "
                 "a scripted model cannot. Pass the model before torch.jit.script, or a strategy without draws, such as "
-                "strategies.crest()."
+                "strategies.Crest()."
             )
         return self._own[name]
 
@@ -262,7 +212,7 @@ class Probe:
             )
         logits = torch.stack([self._checked(output, at) for output, _ in outputs])
         if self.classes > logits.shape[2]:
-            way_out = "If they are not the classes, pass labels= and forward=."
+            way_out = "If they are not the classes, pass labels= and forward_fn=."
             if int(self.labels.min()) == 1 and self.classes - 1 == logits.shape[2]:
                 way_out = "They count from 1 and must count from 0: let the data set return y - 1, labels= the same."
             raise ValueError(
@@ -310,7 +260,7 @@ class Probe:
         self._width = self._width or vectors.shape[1]
         if vectors.shape[1] != self._width:
             raise ValueError(
-                f"the head receives {self._width} numbers an example in one batch and {vectors.shape[1]} in another, so "
-                "they cannot be compared. Pass a collate_fn= that pads to one length, or a strategy that looks at gradients."
+                f"the head receives {self._width} numbers per example in one batch and {vectors.shape[1]} in another, so "
+                "they cannot be compared. Pass a collate_fn= that pads to one length, or a strategy that reads gradients."
             )
         return vectors

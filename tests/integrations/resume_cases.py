@@ -46,7 +46,7 @@ def net():
 
 
 def sampler_of(cls, data, model, **more):
-    options = dict(size=SIZE, seed=3, strategy=strategies.crest(pool_size=30, keep=10), progress=False)
+    options = dict(size=SIZE, seed=3, strategy=strategies.Crest(pool_size=30, keep=10), progress=False)
     return cls(data, model, **options | dict(selection_set=Plain(), labels=Coded.targets) | more)
 
 
@@ -233,7 +233,7 @@ def huggingface(folder, workers, state=None):
         disable_tqdm=True, use_cpu=True, dataloader_num_workers=workers, learning_rate=0.01, logging_strategy="no",
         ddp_backend="gloo" if processes() > 1 else None, save_strategy="no" if state else "steps",
     )  # fmt: skip
-    options = dict(strategy=strategies.crest(pool_size=30, keep=10), selection_set=Rows(Plain()), labels=Coded.targets)
+    options = dict(strategy=strategies.Crest(pool_size=30, keep=10), selection_set=Rows(Plain()), labels=Coded.targets)
     coreset = dict(size=SIZE, seed=3, num_workers=0, **options)
     trainer = CoresetTrainer(model=Noting(), args=args, train_dataset=Rows(Coded()), coreset=coreset)
     trainer.train(resume_from_checkpoint=state and state["path"])

@@ -26,7 +26,7 @@ from transformers import (  # noqa: E402
 
 from coreset_sampler import Coreset, CoresetSampler, Weighted, strategies  # noqa: E402
 
-SMALL = dict(size=30, seed=5, strategy=strategies.crest(pool_size=40, keep=10))
+SMALL = dict(size=30, seed=5, strategy=strategies.Crest(pool_size=40, keep=10))
 
 
 class Noting(CoresetTrainerMixin, Trainer):

@@ -126,7 +126,7 @@ def huggingface(shared):
             str(shared / "hf"), per_device_train_batch_size=3, num_train_epochs=3, save_steps=3, logging_steps=1,
             report_to=[], disable_tqdm=True, use_cpu=True, ddp_backend="gloo", learning_rate=1e-3,
         )  # fmt: skip
-        coreset = settings(size=30, strategy=strategies.crest(pool_size=40, keep=10))
+        coreset = settings(size=30, strategy=strategies.Crest(pool_size=40, keep=10))
         trainer = CoresetTrainer(model=tiny_bert(), args=args, train_dataset=data, coreset=coreset)
         train_on = trainer.training_step
 

@@ -47,7 +47,7 @@ def cifar10(monkeypatch):
     module = importlib.import_module("cifar10")
     trials = (dict(lr=0.05, batch_size=10), dict(lr=0.1, batch_size=10))
     grid = dict(trials=trials, lengths=(0.2, 0.6), noises=(0.0, 0.3), passes=0.6)
-    shrink(monkeypatch, module, warm_up=0.2, pools=dict(pool_size=40, keep=20, reuse=2), **grid)
+    shrink(monkeypatch, module, warm_up=0.2, pools=dict(pool_size=40, keep=20, rescore_every=2), **grid)
     return module
 
 
@@ -265,7 +265,11 @@ def test_fashion_mnist_tunes_and_runs_every_contestant(monkeypatch, tmp_path, ca
     module = importlib.import_module("fashion_mnist")
     trials = tuple(dict(lr=0.05, batch_size=10, passes=passes) for passes in (0.2, 0.4))
     shrink(
-        monkeypatch, module, trials=trials, tuned={(0.5, "any"): trials[0]}, pools=dict(pool_size=40, keep=20, reuse=2)
+        monkeypatch,
+        module,
+        trials=trials,
+        tuned={(0.5, "any"): trials[0]},
+        pools=dict(pool_size=40, keep=20, rescore_every=2),
     )
     options = ("--data", digits_folder, "--noise", 0.5, "--results", tmp_path / "log.jsonl", "--seeds", 1)
     run(module, monkeypatch, "tune", *options, "--strategy", "craig", "doubting")
@@ -324,7 +328,7 @@ def test_the_papers_setting_is_what_it_was():
     assert (setting.n, setting.passes, setting.weight_decay, setting.shift) == (None, 20, 1e-4, 4)
     assert not setting.nesterov
     assert setting.trials == (dict(lr=0.1, batch_size=128),)
-    assert (setting.pools, setting.warm_up) == (dict(pool_size=500, keep=128, reuse=10), 0)
+    assert (setting.pools, setting.warm_up) == (dict(pool_size=500, keep=128, rescore_every=10), 0)
     assert (setting.posterior.scale, setting.posterior.layers) == (0.1, "norm")
     assert sum(p.numel() for p in setting.network().parameters()) == 269_722
     assert [setting.decay(done) for done in (0.05, 0.4, 0.6, 0.8)] == [0.5, 1.0, 0.1, 0.01]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coreset_sampler.selection import _greedy, _greedy_torch
+from coreset_sampler.selection import _greedy
 from coreset_sampler.selection.facility_location import (
     cover,
     cover_groups,
@@ -96,7 +96,7 @@ def test_lists_of_near_entries_do_not_change_a_pick() -> None:
     vectors = torch.randn(1100, 3, generator=torch.Generator().manual_seed(1))
     distances = pairwise_distances(vectors)
     points = np.ascontiguousarray(vectors.mT.numpy())[None]
-    rows = _greedy.Rows(1100, np.empty(0, np.float32), 0, points, False)
+    rows = _greedy.Rows(1100, np.empty(0, np.float32), 0, points)
     sums, picks, weights = np.empty(1100), np.empty(100, np.int64), np.empty(100)
     _greedy.row_totals(rows, 0, 1100, sums)
     first = _greedy.first_pick(rows, sums)
@@ -146,17 +146,16 @@ def test_pools_equal_a_loop_over_single_pools() -> None:
         assert torch.equal(distances[pool], pairwise_distances(vectors[pool]))
 
 
-@pytest.mark.parametrize("rms", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [40, 300, 2100])
-def test_cover_picks_what_the_matrix_picks(n: int, dtype: torch.dtype, rms: bool) -> None:
+def test_cover_picks_what_the_matrix_picks(n: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(n)
     vectors = torch.randn(3, n, 6, generator=generator, dtype=dtype)
     vectors[:, n // 2 : n // 2 + 15] = vectors[:, :15]
     vectors[:, -10:] = vectors[:, -10:].round()
     size = n // 10
-    expected = facility_location(pairwise_distances(vectors, rms=rms), size)
-    found = cover(vectors, size, rms=rms)
+    expected = facility_location(pairwise_distances(vectors), size)
+    found = cover(vectors, size)
     assert torch.equal(found.indices, expected.indices)
     assert torch.equal(found.weights, expected.weights)
 
@@ -169,40 +168,35 @@ def test_cover_keeps_every_distinct_vector_before_a_duplicate() -> None:
     assert coreset.weights.tolist() == [4] * 30 + [0] * 10
 
 
-@pytest.mark.parametrize("rms", [False, True])
-def test_groups_equal_a_loop_over_single_groups(rms: bool) -> None:
+def test_groups_equal_a_loop_over_single_groups() -> None:
     generator = torch.Generator().manual_seed(4)
     rows = [1, 10, 37, 200, 64, 2, 2060]
     keep = torch.tensor([1, 3, 37, 20, 1, 2, 30])
     starts = torch.tensor([0, *itertools.accumulate(rows)])
     vectors = torch.randn(2, sum(rows), 5, generator=generator)
-    indices, weights, cost = cover_groups(vectors, starts, keep, rms=rms)
+    indices, weights, cost = cover_groups(vectors, starts, keep)
     assert len(indices) == len(weights) == keep.sum()
     for group, (picks, counts) in enumerate(
         zip(indices.split(keep.tolist()), weights.split(keep.tolist()), strict=True)
     ):
         part = vectors[:, starts[group] : starts[group + 1]]
-        single = cover(part, int(keep[group]), rms=rms)
+        single = cover(part, int(keep[group]))
         assert torch.equal(picks - starts[group], single.indices)
         assert torch.equal(counts, single.weights)
-        near = pairwise_distances(part, rms=rms)[:, single.indices].double().min(1).values.sum()
+        near = pairwise_distances(part)[:, single.indices].double().min(1).values.sum()
         assert cost[group].item() == pytest.approx(near.item(), rel=1e-12)
 
 
 def test_one_draw_is_the_plain_distance() -> None:
     vectors = torch.randn(60, 7, generator=torch.Generator().manual_seed(5))
-    for rms in (False, True):
-        assert torch.equal(pairwise_distances(vectors[None], rms=rms), pairwise_distances(vectors))
-    assert torch.equal(cover(vectors[None], 9).indices, cover(vectors, 9, rms=True).indices)
+    assert torch.equal(pairwise_distances(vectors[None]), pairwise_distances(vectors))
+    assert torch.equal(cover(vectors[None], 9).indices, cover(vectors, 9).indices)
 
 
-def test_distances_are_the_mean_norm_or_the_root_mean_square() -> None:
+def test_distances_are_the_mean_norm() -> None:
     vectors = torch.randn(4, 50, 11, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     norms = (vectors[:, :, None] - vectors[:, None]).norm(dim=-1)
     torch.testing.assert_close(pairwise_distances(vectors), norms.mean(0))
-    torch.testing.assert_close(pairwise_distances(vectors, rms=True), norms.square().mean(0).sqrt())
-    concatenated = vectors.transpose(0, 1).flatten(1)
-    torch.testing.assert_close(pairwise_distances(vectors, rms=True), pairwise_distances(concatenated) / 2)
 
 
 def test_duplicates_are_at_exactly_zero_and_the_matrix_is_exactly_symmetric() -> None:
@@ -211,27 +205,6 @@ def test_duplicates_are_at_exactly_zero_and_the_matrix_is_exactly_symmetric() ->
     distances = pairwise_distances(vectors)
     assert (distances.diagonal(40) == 0).all()
     assert torch.equal(distances, distances.mT)
-
-
-@pytest.mark.parametrize(("name", "distances"), instances(), ids=[name for name, _ in instances()])
-def test_the_torch_path_picks_the_same(name: str, distances: Tensor) -> None:
-    for size in sizes_for(len(distances)):
-        expected = facility_location(distances, size)
-        picks, weights, cost = _greedy_torch.lazy(distances.__getitem__, len(distances), size, distances.device)
-        assert torch.equal(picks, expected.indices)
-        assert torch.equal(weights, expected.weights)
-        assert cost == pytest.approx(distances[:, picks].double().min(1).values.sum().item(), rel=1e-12)
-        if len(distances) < 100:
-            picks, weights = _greedy_torch.naive_pools(distances[None], size)
-            assert torch.equal(picks[0], expected.indices)
-            assert torch.equal(weights[0], expected.weights)
-
-
-@pytest.mark.parametrize("rms", [False, True])
-def test_the_torch_path_computes_the_same_distances_bit_for_bit(rms: bool) -> None:
-    vectors = torch.randn(3, 1100, 7, generator=torch.Generator().manual_seed(8))
-    found = _greedy_torch.distances_to(vectors, torch.arange(1100), rms)
-    assert torch.equal(found, pairwise_distances(vectors, rms=rms))
 
 
 def test_the_answer_does_not_depend_on_the_number_of_threads() -> None:
@@ -310,7 +283,7 @@ def test_no_path_writes_to_its_input() -> None:
 def test_the_matrix_is_not_copied_and_numba_waits_for_the_first_call() -> None:
     code = (
         "import resource, sys, torch\n"
-        "from coreset_sampler.facility_location import facility_location\n"
+        "from coreset_sampler.selection.facility_location import facility_location\n"
         "assert 'numba' not in sys.modules\n"
         "distances = torch.zeros(8000, 8000).fill_(1).fill_diagonal_(0)\n"
         "facility_location(distances[:900, :900], 3)\n"
@@ -366,8 +339,6 @@ def test_a_bad_entry_far_down_a_large_matrix_is_found() -> None:
     distances[2150, 2199] = -1e-30
     with pytest.raises(ValueError, match="got -1"):
         facility_location(distances, 3)
-    with pytest.raises(ArithmeticError):
-        _greedy_torch.lazy(distances.__getitem__, 2200, 3, distances.device)
 
 
 @pytest.mark.parametrize(

@@ -435,13 +435,14 @@ OF_FRAMEWORKS = re.compile("BERT|GPT|ViT|timm")
 KINDS = [pytest.param(kind, marks=[pytest.mark.integration] * bool(OF_FRAMEWORKS.search(kind))) for kind in MODELS]
 
 LOOKS = {
-    "stable": strategies.stable,
-    "stable all": lambda: strategies.stable(posterior=SphericalGaussian(0.1, "all")),
-    "stable redraw": lambda: strategies.stable(posterior=SphericalGaussian(0.1, "all", redraw=1)),
-    "stable laplace": lambda: strategies.stable(posterior=DiagonalLaplace(layers="all", examples=12)),
-    "stable reuse": lambda: strategies.stable(reuse=2, doubt=1.0),
-    "warm_up": lambda: strategies.warm_up(strategies.stable(), selections=1),
-    **{name: getattr(strategies, name) for name in strategies.__all__ if name not in ("stable", "warm_up")},
+    "stable": strategies.Stable,
+    "stable all": lambda: strategies.Stable(posterior=SphericalGaussian(0.1, "all")),
+    "stable redraw": lambda: strategies.Stable(posterior=SphericalGaussian(0.1, "all", redraw=1)),
+    "stable laplace": lambda: strategies.Stable(posterior=DiagonalLaplace(layers="all", examples=12)),
+    "stable rescored": lambda: strategies.Stable(rescore_every=2, confidence_exponent=1.0),
+    "warm_up": lambda: strategies.WarmUp(strategies.Stable(), selections=1),
+    **{name: lambda name=name: name for name in strategies.available() if name != "stable"},
+    "label_confidence": lambda: strategies.LabelConfidence(rescore_every=1, warm_up=0),
 }
 EVERY_RUN = ("stable", "stable all", "stable laplace", "herding")
 NO_EMBEDDINGS = {("no matrix", "herding"), ("no matrix", "k_center")}
@@ -562,7 +563,7 @@ def test_a_model_comes_back_as_it_was_from_every_strategy(kind):
         copy.deepcopy(getattr(model, "_orig_mod", getattr(model, "module", model)).state_dict()) for _ in range(4)
     ]
     before = snapshot(model)
-    snapshots = strategies.stable(posterior=Snapshots(states))
+    snapshots = strategies.Stable(posterior=Snapshots(states))
     sampler = CoresetSampler(data, model, size=9, strategy=snapshots, progress=False)
     if kind == "folding in eval":  # states of training have no place in what eval mode makes of it
         with pytest.raises(ValueError, match="does not fit the model"):
@@ -575,7 +576,7 @@ def test_a_model_comes_back_as_it_was_from_every_strategy(kind):
 @pytest.mark.slow
 def test_a_network_of_timm_with_many_shared_modules_comes_back_as_it_was():
     model = timm_model("coat_tiny", img_size=32)
-    strategy = strategies.stable(posterior=SphericalGaussian(0.1, "all"))
+    strategy = strategies.Stable(posterior=SphericalGaussian(0.1, "all"))
     before = snapshot(model)
     CoresetSampler(images(), model, size=9, strategy=strategy, progress=False).select()
     assert_unchanged(before, model)

@@ -54,15 +54,16 @@ def unusual_state(model):
 
 
 STRATEGIES = {
-    "norm": lambda: strategies.stable(),
-    "redraw": lambda: strategies.stable(posterior=SphericalGaussian(0.1, redraw=1)),
-    "head": lambda: strategies.stable(posterior=SphericalGaussian(0.1, "head")),
-    "all": lambda: strategies.stable(posterior=SphericalGaussian(0.1, "all")),
-    "laplace": lambda: strategies.stable(posterior=DiagonalLaplace()),
-    "snapshots": lambda: strategies.stable(posterior=Snapshots([conv_net(s).state_dict() for s in range(4)])),
-    "reuse": lambda: strategies.stable(reuse=3),
-    "warm-up": lambda: strategies.warm_up(strategies.stable(), selections=1),
-    **{name: getattr(strategies, name) for name in strategies.__all__ if name not in ("stable", "warm_up")},
+    "norm": lambda: strategies.Stable(),
+    "redraw": lambda: strategies.Stable(posterior=SphericalGaussian(0.1, redraw=1)),
+    "head": lambda: strategies.Stable(posterior=SphericalGaussian(0.1, "head")),
+    "all": lambda: strategies.Stable(posterior=SphericalGaussian(0.1, "all")),
+    "laplace": lambda: strategies.Stable(posterior=DiagonalLaplace()),
+    "snapshots": lambda: strategies.Stable(posterior=Snapshots([conv_net(s).state_dict() for s in range(4)])),
+    "scoring every third time": lambda: strategies.Stable(rescore_every=3),
+    "warm-up": lambda: strategies.WarmUp(strategies.Stable(), selections=1),
+    **{name: lambda name=name: name for name in strategies.available() if name != "stable"},
+    "label_confidence": lambda: strategies.LabelConfidence(rescore_every=1, warm_up=0),
 }
 
 
@@ -99,7 +100,7 @@ class Failing(nn.Module):
 def test_a_selection_that_is_interrupted_leaves_no_trace_and_loses_nothing(error, posterior):
     model = Failing(6, error)
     model.train()
-    sampler = CoresetSampler(digits(), model, size=100, strategy=strategies.stable(posterior=posterior))
+    sampler = CoresetSampler(digits(), model, size=100, strategy=strategies.Stable(posterior=posterior))
     before, state = everything(model), sampler.state_dict()
     with pytest.raises(error, match="in the middle"):
         sampler.select()
@@ -172,7 +173,7 @@ def test_gradients_equal_those_that_autograd_finds():
     def look(view, size, generator):
         seen["gradients"] = list(view.gradients([torch.arange(40, 70), torch.arange(3)]))
         seen["embeddings"] = list(view.embeddings([torch.arange(40, 70), torch.arange(3)]))
-        return strategies.uniform()(view, size, generator)
+        return strategies.Uniform().select(view, size, None, generator)[0]
 
     CoresetSampler(digits(), model, size=10, strategy=look, batch_size=7).select()
     x, y = (t[40:70] for t in digits().tensors)
@@ -190,7 +191,7 @@ def test_a_perturbed_draw_equals_a_copy_of_the_model_with_that_noise():
     def look(view, size, generator):
         draws = SphericalGaussian(0.2).draw(view, 3, generator)
         seen["draws"], seen["gradients"] = draws, next(view.gradients([torch.arange(20)], draws))
-        return strategies.uniform()(view, size, generator)
+        return strategies.Uniform().select(view, size, None, generator)[0]
 
     CoresetSampler(digits(), model, size=10, strategy=look).select()
     x, y = (t[:20] for t in digits().tensors)
@@ -241,7 +242,7 @@ def test_selection_runs_inside_the_users_autocast():
     model, dtypes = trained_net(), set()
     model[9].register_forward_hook(lambda _, __, output: dtypes.add(output.dtype))
     sampler = CoresetSampler(
-        digits(), model, size=50, strategy=strategies.stable(posterior=SphericalGaussian(0.1, redraw=1))
+        digits(), model, size=50, strategy=strategies.Stable(posterior=SphericalGaussian(0.1, redraw=1))
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         sampler.select()
@@ -268,7 +269,7 @@ def test_draws_see_the_same_input_and_buffers_whatever_the_network_does_to_them(
     def look(view, size, generator):
         draws = SphericalGaussian(0.0, redraw=redraw).draw(view, 3, generator)
         seen.extend(view.gradients([torch.arange(10)], draws))
-        return strategies.uniform()(view, size, generator)
+        return strategies.Uniform().select(view, size, None, generator)[0]
 
     CoresetSampler(digits(), Writing(), size=10, strategy=look).select()
     assert torch.equal(seen[0][0], seen[0][1])
@@ -284,7 +285,7 @@ def test_a_draw_that_leaves_the_model_as_it_is_may_come_first():
 
     def look(view, size, generator):
         seen.extend(view.gradients([torch.arange(10)], Mixed().draw(view, 3, generator)))
-        return strategies.uniform()(view, size, generator)
+        return strategies.Uniform().select(view, size, None, generator)[0]
 
     CoresetSampler(digits(), trained_net(), size=10, strategy=look).select()
     first, second, third = seen[0]
@@ -302,7 +303,7 @@ def test_a_tied_head_is_perturbed_too():
 
     def look(view, size, generator):
         seen.extend(SphericalGaussian(0.5, "head").draw(view, 2, generator))
-        return strategies.uniform()(view, size, generator)
+        return strategies.Uniform().select(view, size, None, generator)[0]
 
     CoresetSampler(digits(), model, size=10, strategy=look).select()
     assert {name.split(".")[-1] for name in seen[0]} == {"weight", "bias"}
@@ -324,6 +325,6 @@ def test_embeddings_are_what_the_layer_called_last_receives_and_not_the_one_regi
     model = trained_net()
     model.add_module("spare", nn.Linear(3, 3))
     model.forward = lambda x: model[:10](x)
-    coreset = CoresetSampler(digits(), model, size=20, strategy=strategies.k_center()).select()
-    plain = CoresetSampler(digits(), trained_net(), size=20, strategy=strategies.k_center()).select()
+    coreset = CoresetSampler(digits(), model, size=20, strategy=strategies.KCenter()).select()
+    plain = CoresetSampler(digits(), trained_net(), size=20, strategy=strategies.KCenter()).select()
     assert torch.equal(coreset.indices, plain.indices)

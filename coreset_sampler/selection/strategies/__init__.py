@@ -1,13 +1,29 @@
-"""Ways to choose: each is a function that builds a `Strategy`, one file each."""
+"""Ways to choose: one frozen dataclass per file. `available()` lists the names that `strategy=` takes."""
 
-from .believed import believed
-from .craig import craig
-from .crest import crest
-from .forgetting import forgetting
-from .herding import herding
-from .k_center import k_center
-from .stable import stable
-from .uniform import uniform
-from .warm_up import warm_up
+from .craig import Craig
+from .crest import Crest
+from .forgetting import Forgetting
+from .herding import Herding
+from .k_center import KCenter
+from .label_confidence import LabelConfidence
+from .registry import Function, available, load_state, resolve, state_dict
+from .stable import Stable
+from .uniform import Uniform
+from .warm_up import WarmUp
 
-__all__ = ["believed", "craig", "crest", "forgetting", "herding", "k_center", "stable", "uniform", "warm_up"]
+__all__ = [
+    "Craig",
+    "Crest",
+    "Forgetting",
+    "Function",
+    "Herding",
+    "KCenter",
+    "LabelConfidence",
+    "Stable",
+    "Uniform",
+    "WarmUp",
+    "available",
+    "load_state",
+    "resolve",
+    "state_dict",
+]

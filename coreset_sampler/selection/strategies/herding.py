@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..coreset import Coreset
-from ..types import Strategy
+from ..types import Balance, View
 from .per_class import embeddings, select_per_class
+from .settings import check_balance
 
 
-def herding(*, balance: str = "equal") -> Strategy:
+@dataclass(frozen=True)
+class Herding:
     r"""Keeps in each class examples whose mean embedding is that of the class (Welling, 2009).
 
     Greedily minimises $\lVert \tfrac1n \sum_i h_i - \tfrac1{|S|} \sum_{j \in S} h_j \rVert$ with $h$ what the head
     receives; those of a class weigh the same. Cost: every example through the model once, `size` products with them.
+
+    Args:
+        balance: `"equal"` keeps as many of each class, `"proportional"` in proportion to their size.
     """
-    return partial(select_per_class, balance=balance, look=embeddings, choose=match_mean)
+
+    balance: Balance = "equal"
+
+    State: ClassVar[type | None] = None
+
+    def __post_init__(self) -> None:
+        check_balance(self.balance)
+
+    def select(self, view: View, size: int, state: None, generator: torch.Generator) -> tuple[Coreset, None]:
+        """Class by class over the whole training set."""
+        return select_per_class(view, size, generator, balance=self.balance, score=embeddings, choose=match_mean), None
 
 
 def match_mean(vectors: Tensor, size: int) -> Coreset:

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..coreset import Coreset
-from ..types import Strategy
+from ..types import Balance, View
 from .per_class import embeddings, select_per_class
+from .settings import check_balance
 
 
-def k_center(*, balance: str = "equal") -> Strategy:
+@dataclass(frozen=True)
+class KCenter:
     r"""Keeps in each class embeddings that are far apart (Sener and Savarese, 2018).
 
     Greedily minimises $\max_i \min_{j \in S} \lVert h_j - h_i \rVert$ with $h$ what the head receives, within a factor
     two of the best. Starts from the example nearest to the class mean. Cost: every example through the model once,
     `size` distance rows.
+
+    Args:
+        balance: `"equal"` keeps as many of each class, `"proportional"` in proportion to their size.
     """
-    return partial(select_per_class, balance=balance, look=embeddings, choose=farthest_first)
+
+    balance: Balance = "equal"
+
+    State: ClassVar[type | None] = None
+
+    def __post_init__(self) -> None:
+        check_balance(self.balance)
+
+    def select(self, view: View, size: int, state: None, generator: torch.Generator) -> tuple[Coreset, None]:
+        """Class by class over the whole training set."""
+        return select_per_class(
+            view, size, generator, balance=self.balance, score=embeddings, choose=farthest_first
+        ), None
 
 
 def farthest_first(vectors: Tensor, size: int) -> Coreset:

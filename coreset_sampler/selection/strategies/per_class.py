@@ -1,4 +1,4 @@
-"""Selection class by class over the whole training set: the frame that craig, k_center and herding share."""
+"""Selection class by class over the whole training set: the frame that Craig, KCenter and Herding share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..coreset import Coreset
-from ..types import View
+from ..types import Balance, View
 from .pools import quotas
 
 
@@ -17,16 +17,16 @@ def select_per_class(
     size: int,
     generator: torch.Generator,
     *,
-    balance: str,
-    look: Callable[[View, Iterable[Tensor]], Iterator[Tensor]],
+    balance: Balance,
+    score: Callable[[View, Iterable[Tensor]], Iterator[Tensor]],
     choose: Callable[[Tensor, int], Coreset],
 ) -> Coreset:
     """Applies `choose(vectors of one class, how many)` to each class; classes are shared out over processes."""
     quota = quotas(view.labels, size, balance, generator)
-    classes = view.mine(quota.nonzero().flatten().tolist())
+    classes = view.shard(quota.nonzero().flatten().tolist())
     members = [(view.labels == c).nonzero().flatten() for c in classes]
     parts = []
-    for c, indices, vectors in zip(classes, members, look(view, members), strict=True):
+    for c, indices, vectors in zip(classes, members, score(view, members), strict=True):
         _check_finite(vectors, indices)
         chosen = choose(vectors, int(quota[c]))
         parts.append(Coreset(indices[chosen.indices], chosen.weights))
@@ -43,10 +43,10 @@ def _check_finite(vectors: Tensor, indices: Tensor) -> None:
 
 
 def gradients(view: View, groups: Iterable[Tensor]) -> Iterator[Tensor]:
-    """A way to look: logit gradients at the current weights."""
+    """Scores: the logit gradients at the current weights."""
     return (vectors[0] for vectors in view.gradients(groups))
 
 
 def embeddings(view: View, groups: Iterable[Tensor]) -> Iterator[Tensor]:
-    """A way to look: what the head receives."""
+    """Scores: what the head receives."""
     return view.embeddings(groups)

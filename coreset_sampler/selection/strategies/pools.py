@@ -1,70 +1,93 @@
-"""Random pools of candidates, each class with its share of every pool, and what is kept of each."""
+"""Random pools of candidates in one flat tensor, each class with its share of every pool, and what is kept of each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-BALANCES = ("equal", "proportional")
+from ..types import Balance
 
 
-class Pool(NamedTuple):
-    """Candidates of one pool, sorted by class: its class `g` has rows `starts[g]:starts[g + 1]` and keeps `sizes[g]`."""
+@dataclass(frozen=True, eq=False)
+class Pools:
+    """The candidates of all pools in one flat tensor with offsets: a pool is a run of groups, a group one class of one pool.
+
+    Example: pool 0 keeps one of examples 3, 8 (class 0) and one of 5, 1, 2 (class 1); pool 1 keeps two of 4, 7, 9 (class 0).
+
+        indices    = [3, 8, 5, 1, 2, 4, 7, 9]
+        starts     = [0, 2, 5, 8]        group g is indices[starts[g]:starts[g + 1]]
+        sizes      = [1, 1, 2]           group g keeps sizes[g] of them
+        stands_for = [6.0, 5.0, 6.0]     examples of the full data that one candidate of group g speaks for
+        bounds     = [0, 2, 3]           pool p is groups bounds[p]:bounds[p + 1]
+
+    `lengths` is then `[5, 3]`, `take([1])` holds the indices `[4, 7, 9]`, and `batches(5)` is two slices, one pool each.
+    """
 
     indices: Tensor
     starts: Tensor
     sizes: Tensor
     stands_for: Tensor
-    """How many examples of the full data one candidate of class `g` speaks for."""
+    bounds: Tensor
 
-
-class Row(NamedTuple):
-    """Pools one after the other, as few tensors: what is done to all of them is as fast for many as for one."""
-
-    indices: Tensor
-    lengths: Tensor
-    """Candidates of each class of each pool."""
-    sizes: Tensor
-    stands_for: Tensor
-    classes: Tensor
-    """How many classes each pool has."""
-
-    @classmethod
-    def of(cls, pools: Sequence[Pool]) -> Row:
-        """These pools in a row."""
-        indices, starts, sizes, stands_for = (torch.cat(column) for column in zip(*pools, strict=True))
-        classes = torch.tensor([len(pool.sizes) for pool in pools])
-        within = torch.ones(len(starts) - 1, dtype=torch.bool)
-        within[(torch.cumsum(classes + 1, 0) - 1)[:-1]] = False  # from the end of a pool to the start of the next
-        return cls(indices, starts.diff()[within], sizes, stands_for, classes)
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
 
     @property
-    def starts(self) -> Tensor:
-        """Where each class of each pool begins, and the end."""
-        return torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(self.lengths, 0)])
+    def lengths(self) -> Tensor:
+        """Candidates of each pool."""
+        return self.starts[self.bounds].diff()
 
-    def pools(self) -> list[Pool]:
-        """Cut apart again."""
-        ends, starts = torch.cumsum(self.classes, 0), self.starts
-        begin = starts[ends - self.classes]
-        pool = torch.repeat_interleave(torch.arange(len(self.classes)), self.classes)
-        own_starts = torch.zeros(len(pool) + len(self.classes), dtype=torch.int64)
-        own_starts[torch.arange(len(pool)) + pool + 1] = starts[1:] - begin[pool]
-        classes = self.classes.tolist()
-        columns = (
-            self.indices.split((starts[ends] - begin).tolist()),
-            own_starts.split([count + 1 for count in classes]),
-            self.sizes.split(classes),
-            self.stands_for.split(classes),
+    def take(self, pools: Sequence[int]) -> tuple[Pools, Tensor]:
+        """Some of the pools, and the positions of their candidates in `indices`."""
+        if len(pools) == len(self):
+            return self, torch.arange(len(self.indices))
+        chosen = torch.tensor(pools, dtype=torch.int64)
+        n_groups = self.bounds.diff()[chosen]
+        groups = runs(self.bounds[chosen], n_groups)
+        n_rows = self.starts.diff()[groups]
+        rows = runs(self.starts[groups], n_rows)
+        sizes, stands_for = self.sizes[groups], self.stands_for[groups]
+        return Pools(self.indices[rows], offsets(n_rows), sizes, stands_for, offsets(n_groups)), rows
+
+    def batches(self, rows: int) -> list[tuple[Pools, slice]]:
+        """Whole pools, a little over `rows` candidates at a time, and where these are in `indices`; all are views."""
+        ends = torch.cumsum(self.lengths, 0).tolist()
+        found, first = [], 0
+        for pool, end in enumerate(ends, 1):
+            begin = ends[first - 1] if first else 0
+            if end - begin >= rows or pool == len(ends):
+                found.append((self._between(first, pool), slice(begin, end)))
+                first = pool
+        return found
+
+    def _between(self, first: int, last: int) -> Pools:
+        groups = slice(int(self.bounds[first]), int(self.bounds[last]))
+        starts = self.starts[groups.start : groups.stop + 1]
+        return Pools(
+            self.indices[int(starts[0]) : int(starts[-1])],
+            starts - starts[0],
+            self.sizes[groups],
+            self.stands_for[groups],
+            self.bounds[first : last + 1] - self.bounds[first],
         )
-        return [Pool(*parts) for parts in zip(*columns, strict=True)]
+
+
+def offsets(lengths: Tensor) -> Tensor:
+    """Where each of some runs begins, and the end: `[2, 3]` gives `[0, 2, 5]`."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(lengths, 0)])
+
+
+def runs(begin: Tensor, lengths: Tensor) -> Tensor:
+    """Numbers that rise from each `begin`, so many: `[7, 1]` and `[2, 3]` give `[7, 8, 1, 2, 3]`."""
+    starts = offsets(lengths)
+    return torch.arange(int(starts[-1])) + torch.repeat_interleave(begin - starts[:-1], lengths)
 
 
 def quotas(
-    labels: Tensor, size: int, balance: str, generator: torch.Generator, *, at_most: Tensor | None = None
+    labels: Tensor, size: int, balance: Balance, generator: torch.Generator, *, at_most: Tensor | None = None
 ) -> Tensor:
     """`(classes,)` how many examples of each class to keep; they add up to `size`.
 
@@ -78,13 +101,11 @@ def quotas(
     if balance == "equal":
         level = _level(limit, size)
         share, quota = present.double() / present.sum() * size, limit.clamp(max=level)
-    elif balance == "proportional":
+    else:
         share = counts.double() / len(labels) * size
         quota = torch.minimum(share.floor().long(), limit)
         if size >= int(present.sum()):
             quota = torch.maximum(quota, present.long())
-    else:
-        raise ValueError(f"balance must be one of {BALANCES}, got {balance!r}")
     # What is left over goes to the largest remainders, ties at random; a surplus is taken back from the largest.
     remainder = share - share.floor() + 1e-6 * torch.rand(len(share), generator=generator, dtype=torch.float64)
     while int(quota.sum()) > size:
@@ -106,37 +127,40 @@ def _level(counts: Tensor, size: int) -> int:
 
 
 def draw_pools(
-    labels: Tensor, size: int, *, keep: int, pool_size: int, balance: str, generator: torch.Generator
-) -> list[Pool]:
+    labels: Tensor, size: int, *, keep: int, pool_size: int, balance: Balance, generator: torch.Generator
+) -> Pools:
     """Deals random examples into `ceil(size / keep)` pools of about `pool_size` candidates, of which `keep` stay.
 
-    No example is in two pools, so nothing is looked at twice in one selection. Each pool holds every class in equal
-    number, or, with more classes than `keep`, a random `keep` of them in turn.
+    No example is in two pools, so nothing is scored twice in one selection. Each pool holds every class in equal number,
+    or, with more classes than `keep`, a random `keep` of them in turn.
     """
     quota = quotas(labels, size, balance, generator)
     counts = torch.bincount(labels, minlength=len(quota))
     candidates = torch.minimum(counts, (quota.double() * pool_size / keep).round().long()).maximum(quota)
     n_pools = -(-size // keep)
-    # Tickets, one for each example to keep, dealt class by class in rounds: cutting the row into pools balances them.
+    (own, pool), kept = _cells(quota, size, n_pools, generator)
+    before = torch.cumsum(kept, 0) - kept - (torch.cumsum(quota, 0) - quota)[own]  # kept of the class in earlier pools
+    take, need = candidates[own], quota[own].clamp(min=1)
+    start, stop = before * take // need, (before + kept) * take // need
+    shuffled = torch.randperm(len(labels), generator=generator)
+    by_class = shuffled[torch.argsort(labels[shuffled], stable=True)]
+    begin = (torch.cumsum(counts, 0) - counts)[own] + start
+    stands_for = counts[own].double() / take.double()
+    order = torch.argsort(pool, stable=True)  # the cells by pool, then class
+    lengths = (stop - start)[order]
+    bounds = offsets(torch.bincount(pool, minlength=n_pools))
+    return Pools(by_class[runs(begin[order], lengths)], offsets(lengths), kept[order], stands_for[order], bounds)
+
+
+def _cells(quota: Tensor, size: int, n_pools: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The classes and pools that have examples to keep `(2, cells)`, by class, then pool; and how many `(cells,)`.
+
+    Tickets, one for each example to keep, are dealt class by class in rounds: cutting the row into pools balances them.
+    """
     classes = torch.repeat_interleave(torch.arange(len(quota)), quota)
-    turn = torch.cat([torch.arange(int(q)) for q in quota]) if size else torch.empty(0, dtype=torch.int64)
+    turn = runs(torch.zeros_like(quota), quota)
     dealt = torch.argsort(turn.double() + torch.rand(size, generator=generator, dtype=torch.float64))
     pool_of = torch.empty(size, dtype=torch.int64)
     pool_of[dealt] = torch.arange(size) * n_pools // size
-    cells, kept = torch.unique(torch.stack([classes, pool_of]), dim=1, return_counts=True)  # sorted by class, then pool
-    before = torch.cumsum(kept, 0) - kept
-    first_of_class = (torch.cumsum(quota, 0) - quota)[cells[0]]
-    take, need = candidates[cells[0]], quota[cells[0]].clamp(min=1)
-    start = (before - first_of_class) * take // need
-    stop = (before - first_of_class + kept) * take // need
-    shuffled = torch.randperm(len(labels), generator=generator)
-    by_class = shuffled[torch.argsort(labels[shuffled], stable=True)]
-    class_start = (torch.cumsum(counts, 0) - counts)[cells[0]]
-    stands_for = counts[cells[0]].double() / take.double()
-    order = torch.argsort(cells[1], stable=True)
-    lengths = (stop - start)[order]
-    rows = torch.arange(int(lengths.sum())) + torch.repeat_interleave(
-        (class_start + start)[order] - (torch.cumsum(lengths, 0) - lengths), lengths
-    )
-    row = Row(by_class[rows], lengths, kept[order], stands_for[order], torch.bincount(cells[1], minlength=n_pools))
-    return row.pools()
+    cells, kept = torch.unique(torch.stack([classes, pool_of]), dim=1, return_counts=True)
+    return cells, kept

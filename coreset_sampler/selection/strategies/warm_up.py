@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
-from ..arguments import check_strategy_kind
 from ..coreset import Coreset
-from ..types import Strategy, View
-from .uniform import random_subset
+from ..types import State, Strategy, View
+from .uniform import Uniform
 
 
-def warm_up(strategy: Strategy, *, selections: int) -> Strategy:
-    """Keeps a random subset at the first `selections` and leaves the later ones to `strategy`.
+@dataclass(frozen=True, eq=False)
+class WarmedUp:
+    """How many uniform selections there were, and the state of the strategy that came after them."""
+
+    done: int = 0
+    inner: State = None
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Keeps a random subset at the first selections and leaves the later ones to another strategy.
 
     At its random start a network gives all examples of a class nearly the same gradient, and what covers those well says
-    nothing. Cost: nothing, and the first looks through the model are spared.
+    nothing. Cost: nothing, and the first scoring passes are spared.
+
+    Args:
+        strategy: what selects after the warm-up; a name, a strategy, or a function.
+        selections: how many are uniform first. At `fraction=0.1`, 10 are about one pass over the data.
     """
-    check_strategy_kind(strategy)
-    if selections < 0:
-        raise ValueError(f"selections must be 0 or more, got {selections}")
-    return partial(_first_at_random, strategy=strategy, selections=selections)
 
+    strategy: Strategy
+    selections: int = field(kw_only=True)
 
-def _first_at_random(
-    view: View, size: int, generator: torch.Generator, *, strategy: Strategy, selections: int
-) -> Coreset:
-    done = int(view.memory.get("warm_up", torch.zeros(())))
-    if done >= selections:
-        return strategy(view, size, generator)
-    view.memory["warm_up"] = torch.tensor(done + 1)
-    return random_subset(view, size, generator)
+    State: ClassVar[type | None] = WarmedUp
+
+    def __post_init__(self) -> None:
+        from .registry import resolve  # which knows all strategies, this one too
+
+        object.__setattr__(self, "strategy", resolve(self.strategy))
+        if self.selections < 0:
+            raise ValueError(f"selections must be 0 or more, got {self.selections}")
+
+    def select(
+        self, view: View, size: int, state: WarmedUp | None, generator: torch.Generator
+    ) -> tuple[Coreset, WarmedUp]:
+        """Uniform first, then as the other strategy does."""
+        state = state or WarmedUp()
+        if state.done < self.selections:
+            coreset, _ = Uniform().select(view, size, None, generator)
+            return coreset, WarmedUp(state.done + 1, state.inner)
+        coreset, inner = self.strategy.select(view, size, state.inner, generator)
+        return coreset, WarmedUp(state.done, inner)

@@ -1,4 +1,4 @@
-"""How likely each candidate's label is right, by what the model expects under the draws of a posterior."""
+"""How likely each candidate's label is right, by what the model predicts under the draws of a posterior."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 _ROUNDS = 30  # of expectation-maximisation; the estimate changes by less than 0.01 after a dozen
 _ERRORS_ABOVE_CHANCE = 2  # standard errors that the agreement must be above chance
-_SURE = 0.98  # the quantile of the highest probabilities that says how sure the model ever is
+_SUREST = 0.98  # the quantile of the highest probabilities that says how sure the model ever is
 _TOLERANCE = 0.005
 
 
 def label_probability(gradients: Tensor, labels: Tensor) -> Tensor:
-    """What the draws give each label on average `(k,)`; `gradients` are `(draws, k, classes)`."""
+    """The mean probability `(k,)` of each label over the draws; `gradients` are `(draws, k, classes)`."""
     rows = torch.arange(len(labels))
     return 1 + gradients[:, rows, labels].double().mean(0)  # the gradient at the label is p(label) - 1
 
 
-class Said(NamedTuple):
-    """What the draws say of candidates, on average."""
+class Predictions(NamedTuple):
+    """What the draws predict for candidates, on average."""
 
     label: Tensor
     """The probability `(k,)` of each one's label."""
@@ -31,40 +31,40 @@ class Said(NamedTuple):
     """That class `(k,)`."""
 
     @classmethod
-    def of(cls, gradients: Tensor, labels: Tensor) -> Said:
+    def of(cls, gradients: Tensor, labels: Tensor) -> Predictions:
         """By their `gradients` `(draws, k, classes)`."""
         mean = gradients.double().mean(0)
         mean[torch.arange(len(labels)), labels] += 1
         return cls(label_probability(gradients, labels), *mean.max(1))
 
     @classmethod
-    def joined(cls, parts: Sequence[Said]) -> Said:
+    def joined(cls, parts: Sequence[Predictions]) -> Predictions:
         """Of candidates in several parts."""
         return cls(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def knows_labels(said: Said, labels: Tensor) -> bool:
+def knows_labels(predicted: Predictions, labels: Tensor) -> bool:
     """Whether the likeliest classes agree with the labels more often than if they had nothing to do with each other."""
-    k, classes = len(labels), int(torch.maximum(said.likeliest, labels).max()) + 1
-    agree = float((said.likeliest == labels).double().mean())
-    shares = [torch.bincount(classes_of, minlength=classes) / k for classes_of in (said.likeliest, labels)]
+    k, classes = len(labels), int(torch.maximum(predicted.likeliest, labels).max()) + 1
+    agree = float((predicted.likeliest == labels).double().mean())
+    shares = [torch.bincount(classes_of, minlength=classes) / k for classes_of in (predicted.likeliest, labels)]
     chance = float(shares[0] @ shares[1])
     return agree > chance + _ERRORS_ABOVE_CHANCE * (chance * (1 - chance) / k) ** 0.5
 
 
-def wrong_share(estimate: float, said: Said, labels: Tensor) -> float | None:
+def noise_rate(estimate: float, predicted: Predictions, labels: Tensor) -> float | None:
     """The estimated share of wrong labels, or None where the model cannot tell.
 
     That is, where it knows nothing of the labels; and where it has learned them with their mistakes: then it is sure of
     nothing beyond the share of right ones, takes every label for as likely as it has to be, and the estimate falls to 0.
     """
-    if not knows_labels(said, labels):
+    if not knows_labels(predicted, labels):
         return None
-    surest = float(said.highest.kthvalue(max(1, int(_SURE * len(labels)))).values)
+    surest = float(predicted.highest.kthvalue(max(1, int(_SUREST * len(labels)))).values)
     return None if estimate + _TOLERANCE < (1 - surest) / 2 else estimate
 
 
-def label_belief(probability: Tensor, lengths: Tensor, classes: int) -> Tensor:
+def label_confidence(probability: Tensor, lengths: Tensor, classes: int) -> Tensor:
     r"""The probability `(k,)` that each candidate's label is right, by the `probability` $q$ that the draws give it.
 
     If a share $\epsilon$ of the labels was replaced by one of the $C - 1$ others at random, Bayes' rule says that a label
@@ -81,10 +81,10 @@ def label_belief(probability: Tensor, lengths: Tensor, classes: int) -> Tensor:
     if classes < 2:
         return torch.ones_like(q)
     pool = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    wrong_share = torch.full((len(lengths),), 0.5, dtype=torch.float64)
+    wrong = torch.full((len(lengths),), 0.5, dtype=torch.float64)
     for _ in range(_ROUNDS):
-        epsilon = wrong_share.clamp(1e-6, 1 - 1e-6)[pool]
+        epsilon = wrong.clamp(1e-6, 1 - 1e-6)[pool]
         right = (1 - epsilon) * q
         right = right / (right + epsilon * (1 - q) / (classes - 1))
-        wrong_share = torch.zeros_like(wrong_share).index_add_(0, pool, 1 - right) / lengths
+        wrong = torch.zeros_like(wrong).index_add_(0, pool, 1 - right) / lengths
     return right

@@ -1,0 +1,60 @@
+"""What a model gives for a batch: how it is called, and where the logits are in its output."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from .labels import LABEL_KEYS, label_of
+
+
+def default_forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Runs a model on `(x, y)` pairs, or on dicts with `labels` or `label` by keyword, as Hugging Face models like it."""
+    labels = label_of(batch)
+    if isinstance(batch, Mapping):
+        accepted = inspect.signature(model.forward).parameters
+        any_name = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        named = {k: v for k, v in batch.items() if k not in LABEL_KEYS and (any_name or k in accepted)}
+        try:
+            inspect.signature(model.forward).bind(**named)
+        except TypeError as error:
+            raise TypeError(
+                f"the model takes ({', '.join(accepted)}) and cannot be given {sorted(batch)} of a batch by name: {error}. "
+                'Pass forward_fn= to say how, such as forward_fn=lambda model, batch: (model(batch["x"]), batch["label"]).'
+            ) from error
+        output = model(**named)
+    else:
+        if len(batch) > 2 and isinstance(labels, Tensor) and (labels.is_floating_point() or labels.ndim != 1):
+            raise ValueError(
+                f"of a batch's {len(batch)} fields the first is taken for the inputs, the second for the labels, which has "
+                f"shape {tuple(labels.shape)} of {labels.dtype}: not one class per example. Pass labels= and forward_fn= to "
+                "say which is which, such as forward_fn=lambda model, batch: (model(batch[1]), batch[2])."
+            )
+        output = model(batch[0])
+    return logits_of(output), labels
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in a model's output: the tensor itself, `.logits`, `["logits"]`, or the first of a tuple."""
+    logits = getattr(output, "logits", output)
+    if isinstance(logits, Mapping):
+        logits = logits.get("logits")
+    if isinstance(logits, (tuple, list)) and logits:
+        logits = logits[0]
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
+        raise ValueError(
+            f"the model must give logits of shape (batch, classes), got {got}. Pass forward_fn=lambda model, batch: "
+            "(logits, labels). This library is for single-label classification, not for a class per pixel (segmentation) or "
+            "per word."
+        )
+    if logits.shape[1] == 1:
+        raise ValueError(
+            "the model gives one logit per example; selection needs one for each class. If it is the logit of class 1 of "
+            "two pass a forward_fn= that returns torch.cat([torch.zeros_like(z), z], 1) as logits. If it is a number to "
+            "predict: this library is for single-label classification, not for regression."
+        )
+    return logits
