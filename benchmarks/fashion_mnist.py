@@ -94,9 +94,9 @@ CONTESTANTS = ("uniform", "crest", "craig", "stable", "doubting")
 def contestants(setting: ImageSetting) -> dict[str, Contestant]:
     """The first five are the table's; of the others each differs from stable in one thing."""
 
-    def stable(weights: str = "draw", reselect_every: int = 1, **changes: Any) -> Contestant:
+    def stable(weighting: str = "resample", reselect_every: int = 1, **changes: Any) -> Contestant:
         settings = dict(posterior=setting.posterior, draws=4) | setting.pools | changes
-        return Contestant(partial(strategies.stable, **settings), weights=weights, reselect_every=reselect_every)
+        return Contestant(partial(strategies.stable, **settings), weighting=weighting, reselect_every=reselect_every)
 
     noiseless = dict(posterior=SphericalGaussian(0.0), draws=1)
     return {
@@ -119,8 +119,8 @@ def contestants(setting: ImageSetting) -> dict[str, Contestant]:
         "reuse 1": stable(reuse=1),
         "reuse 20": stable(reuse=20),
         "reuse 1, same coreset for 4 epochs": stable(reuse=1, reselect_every=4),
-        "weights in the loss": stable(weights="loss"),
-        "weights none": stable(weights="none"),
+        "weights in the loss": stable(weighting="loss"),
+        "weights none": stable(weighting="none"),
         "doubt 1": stable(doubt=1),
         "doubt 2": stable(doubt=2),
         "no noise, doubt 2": stable(**noiseless, doubt=2),

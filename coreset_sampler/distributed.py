@@ -7,6 +7,7 @@ ends the selection in all of them, and nobody waits for a process that has given
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -86,6 +87,21 @@ def buffers_of_first(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         return buffers
     first = from_first([buffers[name].detach().cpu() for name in names])
     return {**buffers, **{name: value.to(buffers[name].device) for name, value in zip(names, first, strict=True)}}
+
+
+class WarnOnce:
+    """Gives each warning once, in process 0."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+
+    def __call__(self, message: str | None) -> None:
+        """Warns, at the place that called the caller; None is no warning."""
+        if message is None or message in self._given:
+            return
+        self._given.add(message)
+        if world()[0] == 0:
+            warnings.warn(message, stacklevel=3)
 
 
 @contextmanager

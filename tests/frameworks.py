@@ -23,7 +23,7 @@ SEED, SIZE = 3, 90
 
 def settings(**more: Any) -> dict[str, Any]:
     """Of a selection that looks at the model."""
-    return dict(size=SIZE, seed=SEED, strategy=strategies.crest(pool_size=60, keep=15), progress=False) | more
+    return dict(size=SIZE, seed=SEED, strategy=strategies.Crest(pool_size=60, keep=15), progress=False) | more
 
 
 class Noted(Dataset):

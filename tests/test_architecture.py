@@ -9,12 +9,12 @@ PACKAGE = Path(__file__).resolve().parent.parent / "coreset_sampler"
 INTEGRATIONS = PACKAGE.parent / "integrations"
 GROUND_FLOOR = {"_version", "distributed", "extras", "layers"}
 ABOVE = {
-    "selection": {"integrations"},
+    "selection": set(),
     "synthetic": set(),
     "integrations": {"selection", "synthetic"},
     "cli": {"synthetic"},
 }
-"""What each room may import besides itself and the ground floor. `selection` asks `integrations` who reads a sampler."""
+"""What each room may import besides itself and the ground floor."""
 
 
 def imported(path: Path, package: str) -> set[str]:

@@ -9,7 +9,14 @@ from scenarios import conv_net, digits, trained_net
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, SphericalGaussian, Weighted, strategies
+from coreset_sampler import (
+    Coreset,
+    CoresetSampler,
+    DistributedCoresetSampler,
+    SphericalGaussian,
+    WeightedDataset,
+    strategies,
+)
 
 
 class Stream(IterableDataset):
@@ -78,17 +85,17 @@ def soft():
         ({"size": 2.5}, "size must be a whole number"),
         ({}, "either fraction or size"),
         ({"size": 5, "fraction": 0.1}, "either fraction or size"),
-        ({"size": 50, "weights": "draws"}, "weights must be one of 'draw', 'loss', 'none', got 'draws'"),
+        ({"size": 50, "weighting": "draws"}, "weighting must be one of 'resample', 'loss', 'none', got 'draws'"),
         (
             {"size": 50, "max_overhead": 25},
             r"max_overhead must be a share of the time of selection and training in \(0, 1\), got 25",
         ),
         ({"size": 50, "reselect_every": 0}, "reselect_every must be"),
-        ({"size": 50, "batch_size": 0}, "batch_size must be"),
+        ({"size": 50, "scoring_batch_size": 0}, "batch_size must be"),
         ({"size": 50, "seed": -1}, "seed must be"),
         (
-            {"size": 50, "selection_set": TensorDataset(torch.zeros(3))},
-            "selection_set must have the same 1797",
+            {"size": 50, "selection_dataset": TensorDataset(torch.zeros(3))},
+            "selection_dataset must have the same 1797",
         ),
         ({"size": "abc"}, "size must be a whole number"),
         ({"size": 50, "seed": None}, "seed must be a whole number"),
@@ -116,8 +123,8 @@ def test_settings_are_checked_when_the_sampler_is_made(settings, message):
         (lambda: CoresetSampler(Stream(), conv_net(), size=5), "iterable only"),
         (lambda: CoresetSampler(digits(), lambda x: x, size=5), "torch.nn.Module"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy="stable"), "must be a function"),
-        (lambda: CoresetSampler(digits(), conv_net(), size=5, weights="loss"), "Weighted"),
-        (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=strategies.stable), "with parentheses"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, weighting="loss"), "WeightedDataset"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=strategies.Stable), "parentheses"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, sise=5), "sise"),
         (
             lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=lambda v, s, g: [1]).select(),
@@ -196,7 +203,7 @@ def test_after_a_failed_selection_the_last_coreset_and_state_are_still_there():
 
 
 def test_a_scale_that_blows_the_network_up_is_said_to_be_too_large():
-    strategy = strategies.stable(posterior=SphericalGaussian(1e38))
+    strategy = strategies.Stable(posterior=SphericalGaussian(1e38))
     with pytest.raises(ValueError, match="lower the posterior's scale"):
         CoresetSampler(digits(), trained_net(), size=50, strategy=strategy).select()
 
@@ -224,15 +231,15 @@ def test_workers_that_die_end_the_selection_with_an_error():
         ({"dataset": TensorDataset(*(t[:900] for t in digits().tensors))}, "n=1797, here it is 900"),
         ({"size": 60}, "size=50, here it is 60"),
         ({"seed": 1}, "seed=0, here it is 1"),
-        ({"strategy": strategies.uniform()}, "strategy=cover_pools.*here it is random_subset"),
-        ({"strategy": strategies.stable(draws=5)}, "draws=4.*here it is .*draws=5"),
-        ({"strategy": strategies.stable(posterior=SphericalGaussian(0.2))}, "scale=0.1.*here it is .*scale=0.2"),
+        ({"strategy": strategies.Uniform()}, "strategy=Stable.*here it is Uniform"),
+        ({"strategy": strategies.Stable(draws=5)}, "draws=4.*here it is .*draws=5"),
+        ({"strategy": strategies.Stable(posterior=SphericalGaussian(0.2))}, "scale=0.1.*here it is .*scale=0.2"),
         (
-            {"strategy": strategies.warm_up(strategies.stable(), selections=2)},
-            "here it is _first_at_random.*selections=2",
+            {"strategy": strategies.WarmUp(strategies.Stable(), selections=2)},
+            "here it is WarmUp.*selections=2",
         ),
         ({"reselect_every": 3}, "reselect_every=1, here it is 3"),
-        ({"weights": "none"}, "weighting=draw, here it is none"),
+        ({"weighting": "none"}, "weighting=resample, here it is none"),
     ],
 )
 def test_a_state_of_another_data_set_is_refused_and_changes_nothing(change, message):
@@ -258,7 +265,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing():
         ({**good, "indices": good["indices"] + 5000}, "below 1797"),
         ({**good, "position": 51}, "position must be between 0 and 50, got 51"),
         ({**good, "position": "x"}, "position must be a whole number"),
-        ({**good, "memory": {"uses_left": "x"}}, "memory"),
+        ({**good, "strategy_state": {"uses_left": "x"}}, "state"),
         ({**good, "spent": {**good["spent"], "seconds": None}}, "spent"),
         ({**good, "spent": {"selections": 3}}, "spent"),
         ({**good, "last": None}, "last"),
@@ -286,20 +293,22 @@ def test_more_ranks_than_examples_and_a_rank_that_is_not_there():
 
 def test_weighted_examples_that_are_no_tuples_are_refused():
     with pytest.raises(TypeError, match="tuples or dicts"):
-        Weighted(digits().tensors[0])[0]
+        WeightedDataset(digits().tensors[0])[0]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
 def test_a_loader_without_weighted_would_drop_the_weights_and_is_refused(options):
     plain = digits()
-    sampler = CoresetSampler(Weighted(plain), trained_net(), size=50, strategy=strategies.uniform(), weights="loss")
+    sampler = CoresetSampler(
+        WeightedDataset(plain), trained_net(), size=50, strategy=strategies.Uniform(), weighting="loss"
+    )
     with pytest.raises(TypeError, match="the DataLoader has the plain data set"):
         next(iter(DataLoader(plain, batch_size=10, sampler=sampler, **options)))
     assert len(next(iter(DataLoader(sampler.dataset, batch_size=10, sampler=sampler, **options)))) == 3
 
 
 def test_a_size_below_the_number_of_classes_is_said_once():
-    sampler = CoresetSampler(digits(), trained_net(), size=5, strategy=strategies.craig())
+    sampler = CoresetSampler(digits(), trained_net(), size=5, strategy=strategies.Craig())
     with pytest.warns(UserWarning, match="size=5 is below the number of classes, 10: at every selection 5 or more"):
         sampler.select()
     with warnings.catch_warnings():
@@ -307,10 +316,12 @@ def test_a_size_below_the_number_of_classes_is_said_once():
         sampler.select()
 
 
-@pytest.mark.parametrize("strategy", [strategies.uniform(), strategies.forgetting(), strategies.believed(reuse=4)])
+@pytest.mark.parametrize(
+    "strategy", [strategies.Uniform(), strategies.Forgetting(), strategies.LabelConfidence(rescore_every=4, warm_up=0)]
+)
 def test_a_saved_state_holds_no_more_than_the_numbers_in_it(strategy):
     sampler = CoresetSampler(digits(), trained_net(), size=5 * 10, strategy=strategy)
     sampler.select()
     state = sampler.state_dict()
-    for tensor in (state["indices"], state["weights"], *state["memory"].values()):
+    for tensor in (state["indices"], state["weights"], *(state["strategy_state"] or {}).values()):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

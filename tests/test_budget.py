@@ -14,7 +14,7 @@ SELECTING, TRAINING, EVALUATING = 0.1, 0.3, 0.9
 
 def slow(view, size, generator):
     time.sleep(SELECTING)
-    return strategies.uniform()(view, size, generator)
+    return strategies.Uniform().select(view, size, None, generator)[0]
 
 
 def run(sampler, *, epochs=2, **options):

@@ -64,10 +64,10 @@ def run_on_two(tmp_path, strategy, cls="DistributedCoresetSampler", overhead="No
 @pytest.mark.parametrize(
     "strategy",
     [
-        "strategies.stable(pool_size=50, keep=10)",
-        "strategies.stable(pool_size=50, keep=10, reuse=2)",
-        "strategies.believed(candidates=5, reuse=2)",
-        "strategies.craig()",
+        "strategies.Stable(pool_size=50, keep=10)",
+        "strategies.Stable(pool_size=50, keep=10, rescore_every=2)",
+        "strategies.LabelConfidence(candidates=5, rescore_every=2, warm_up=0)",
+        "strategies.Craig()",
     ],
 )
 def test_two_processes_have_the_same_coreset_equal_shares_and_half_the_work(tmp_path, strategy):
@@ -91,7 +91,7 @@ def test_two_processes_have_the_same_coreset_equal_shares_and_half_the_work(tmp_
 
 
 def test_an_unsharded_sampler_agrees_over_processes_also_when_a_clock_decides(tmp_path):
-    first, second = run_on_two(tmp_path, "strategies.crest()", cls="CoresetSampler", overhead="0.5")
+    first, second = run_on_two(tmp_path, "strategies.Crest()", cls="CoresetSampler", overhead="0.5")
     assert first["epochs"] == second["epochs"]
     assert len(first["epochs"][0]) == 101
     assert first["stats"]["selections"] == second["stats"]["selections"]
@@ -99,6 +99,6 @@ def test_an_unsharded_sampler_agrees_over_processes_also_when_a_clock_decides(tm
 
 def test_one_process_and_two_choose_the_same_first_coreset_where_statistics_agree(tmp_path):
     """Up to what other batch boundaries do to the last bit of a logit."""
-    first, _ = run_on_two(tmp_path, "strategies.stable(pool_size=50, keep=10)", drift=0.0, net="conv_net()")
-    alone = CoresetSampler(digits(), conv_net(), size=101, strategy=strategies.stable(pool_size=50, keep=10)).select()
+    first, _ = run_on_two(tmp_path, "strategies.Stable(pool_size=50, keep=10)", drift=0.0, net="conv_net()")
+    alone = CoresetSampler(digits(), conv_net(), size=101, strategy=strategies.Stable(pool_size=50, keep=10)).select()
     assert torch.isin(alone.indices, first["first"]).double().mean() > 0.95

@@ -4,14 +4,14 @@ from scenarios import conv_net, digits, trained_net
 from torch import nn
 
 from coreset_sampler import DiagonalLaplace, PointMass, Snapshots, SphericalGaussian
-from coreset_sampler.selection.scoring import Probe
+from coreset_sampler.selection.scoring import ScoringView
 
 
 def view_of(model, **settings):
     model.eval()
     data = digits()
-    options = dict(forward=None, collate_fn=None, batch_size=128, num_workers=0, progress=False, memory={}, seed=0)
-    return Probe(data, model, data.tensors[1], **{**options, **settings})
+    options = dict(forward_fn=None, collate_fn=None, batch_size=128, num_workers=0, progress=False, seed=0)
+    return ScoringView(data, model, data.tensors[1], **{**options, **settings})
 
 
 def seeded(seed=0):

@@ -14,8 +14,8 @@ import torch
 from scenarios import digits, train, trained_net
 from torch.utils.data import DataLoader, Dataset
 
-from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, Weighted, strategies
-from coreset_sampler.selection.sampler import systematic_draw
+from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, WeightedDataset, strategies
+from coreset_sampler.selection.order import systematic_draw
 
 
 class Recorded(Dataset):
@@ -31,7 +31,7 @@ class Recorded(Dataset):
 
 
 def sampler_of(dataset=None, **settings):
-    settings = {"size": 90, "strategy": strategies.uniform(), "progress": False, **settings}
+    settings = {"size": 90, "strategy": strategies.Uniform(), "progress": False, **settings}
     return CoresetSampler(dataset if dataset is not None else Recorded(), trained_net(), **settings)
 
 
@@ -122,21 +122,21 @@ def test_drawing_in_proportion_is_unbiased_and_never_off_by_more_than_one():
         assert counts[index] / 4000 == pytest.approx(weight / 2, abs=0.04)
 
 
-def test_weights_none_yields_each_example_once():
-    sampler = sampler_of(weights="none", strategy=strategies.crest(), dataset=digits())
+def test_weighting_none_yields_each_example_once():
+    sampler = sampler_of(weighting="none", strategy=strategies.Crest(), dataset=digits())
     order = list(sampler)
     assert sorted(order) == sorted(sampler.coreset.indices.tolist())
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True}])
 def test_loss_weights_arrive_with_their_examples_in_every_epoch(options):
-    data = Weighted(Recorded())
+    data = WeightedDataset(Recorded())
 
     def lopsided(view, size, generator):
         indices = torch.randperm(len(view.labels), generator=generator)[:size]
         return Coreset(indices, (indices + 1.0) * len(view.labels) / (indices + 1.0).sum())
 
-    sampler = sampler_of(data, weights="loss", strategy=lopsided)
+    sampler = sampler_of(data, weighting="loss", strategy=lopsided)
     loader = DataLoader(data, batch_size=16, sampler=sampler, **options)
     for _ in range(2):
         index, _, weight = (torch.cat(column) for column in zip(*loader, strict=True))
@@ -157,7 +157,7 @@ def test_weighted_passes_dicts_and_batched_fetches_on():
         def __getitem__(self, i):
             return {"x": i}
 
-    batch = next(iter(DataLoader(Weighted(Rows()), batch_size=4)))
+    batch = next(iter(DataLoader(WeightedDataset(Rows()), batch_size=4)))
     assert batch["x"].tolist() == [0, 1, 2, 3]
     assert batch["weight"].tolist() == [1.0] * 4
 
@@ -232,8 +232,8 @@ def test_stateful_data_loader_resumes_exactly(workers, stop_after):
         assert seen(second) == expected[2]
 
 
-def test_strategy_memory_and_reuse_survive_a_resume():
-    settings = {"dataset": digits(), "strategy": strategies.stable(reuse=3, pool_size=50, keep=10)}
+def test_the_state_of_a_strategy_survives_a_resume():
+    settings = {"dataset": digits(), "strategy": strategies.Stable(rescore_every=3, pool_size=50, keep=10)}
     whole, first, second = (sampler_of(**settings) for _ in range(3))
     expected = [list(whole) for _ in range(3)]
     list(first)
@@ -250,7 +250,7 @@ KILLED = """
     from scenarios import digits
     from coreset_sampler import strategies
     from torch.utils.data import DataLoader
-    sampler = sampler_of(digits(), strategy=strategies.stable(), size=96)
+    sampler = sampler_of(digits(), strategy=strategies.Stable(), size=96)
     loader = DataLoader(digits(), batch_size=16, sampler=sampler)
     for epoch in range(3):
         for step, batch in enumerate(loader):
@@ -272,7 +272,7 @@ def test_after_sigkill_in_mid_epoch_the_remaining_indices_are_the_same(tmp_path)
             break
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    settings = {"dataset": digits(), "strategy": strategies.stable(), "size": 96}
+    settings = {"dataset": digits(), "strategy": strategies.Stable(), "size": 96}
     whole, resumed = sampler_of(**settings), sampler_of(**settings)
     expected = [list(whole), list(whole)]
     resumed.load_state_dict(torch.load(path, weights_only=True))
@@ -282,7 +282,7 @@ def test_after_sigkill_in_mid_epoch_the_remaining_indices_are_the_same(tmp_path)
 def test_max_overhead_holds_a_measured_budget():
     def slow(view, size, generator):
         time.sleep(0.02)
-        return strategies.uniform()(view, size, generator)
+        return strategies.Uniform().select(view, size, None, generator)[0]
 
     sampler = sampler_of(strategy=slow, max_overhead=0.25)
     for _ in range(40):
@@ -295,19 +295,19 @@ def test_max_overhead_holds_a_measured_budget():
     assert stats["put_off"] == 40 - stats["selections"]
 
 
-@pytest.mark.parametrize("weights", ["draw", "none"])
-def test_stats_say_how_many_different_examples_an_epoch_shows(weights):
+@pytest.mark.parametrize("weighting", ["resample", "none"])
+def test_stats_say_how_many_different_examples_an_epoch_shows(weighting):
     sampler = CoresetSampler(
-        digits(), trained_net(), size=200, strategy=strategies.stable(), weights=weights, reselect_every=30
+        digits(), trained_net(), size=200, strategy=strategies.Stable(), weighting=weighting, reselect_every=30
     )
     shown = [len(set(sampler)) / 200 for _ in range(30)]
     assert sampler.stats["selections"] == 1
     assert sum(shown) / 30 == pytest.approx(sampler.stats["distinct"], abs=0.01)
-    assert (sampler.stats["distinct"] < 1) == (weights == "draw")
+    assert (sampler.stats["distinct"] < 1) == (weighting == "resample")
 
 
 def test_stats_say_what_was_spent():
-    sampler = sampler_of(digits(), strategy=strategies.stable(draws=3, pool_size=60, keep=30), size=90)
+    sampler = sampler_of(digits(), strategy=strategies.Stable(draws=3, pool_size=60, keep=30), size=90)
     list(sampler)
     list(sampler)
     stats = sampler.stats
@@ -335,7 +335,7 @@ def test_training_on_a_coreset_learns():
 
 
 def test_a_distributed_sampler_deals_equal_shares_of_the_same_order():
-    settings = {"size": 91, "strategy": strategies.uniform()}
+    settings = {"size": 91, "strategy": strategies.Uniform()}
     whole = list(CoresetSampler(digits(), trained_net(), **settings))
     shares = [
         list(DistributedCoresetSampler(digits(), trained_net(), num_replicas=3, rank=rank, **settings))

@@ -38,11 +38,11 @@ def check_labels(labels: Any, n: int) -> Tensor:
         first = next(iter(labels), None)
         raise ValueError(
             f"labels must be one whole number an example, got {type(first).__name__} such as {first!r}. Number the "
-            "classes 0, 1, ... and pass labels= with every example's number; forward= must return the same."
+            "classes 0, 1, ... and pass labels= with every example's number; forward_fn= must return the same."
         ) from error
     if labels.ndim == 2 and labels.shape[1] == 1 and not labels.is_floating_point():
         raise ValueError(
-            f"labels must be a vector, got shape {tuple(labels.shape)}: pass labels=labels.squeeze(1), and a forward= "
+            f"labels must be a vector, got shape {tuple(labels.shape)}: pass labels=labels.squeeze(1), and a forward_fn= "
             "that returns batch[1].squeeze(1) as labels."
         )
     if labels.is_floating_point() or labels.ndim != 1:
@@ -61,7 +61,7 @@ def check_labels(labels: Any, n: int) -> Tensor:
         raise ValueError(
             f"labels must be below {limit} for {n} examples, got {int(labels[where])} at example {where}. Is it a stray "
             "one? If labels are ids, number the classes 0, 1, ...: pass labels=torch.unique(labels, return_inverse=True)[1] "
-            "and a forward= that returns the same."
+            "and a forward_fn= that returns the same."
         )
     return labels
 
@@ -75,7 +75,7 @@ def not_one_class(what: str, labels: Tensor) -> ValueError:
     elif labels.is_floating_point():
         looks = (
             "soft labels or several labels an example (multi-label). Soft labels have no class to balance; pass "
-            "labels=soft.argmax(1) and a forward= that returns these as labels"
+            "labels=soft.argmax(1) and a forward_fn= that returns these as labels"
         )
     else:
         looks = "several labels an example (multi-label)"
@@ -91,7 +91,7 @@ def _where_read(item: Any) -> str:
         return ""
     return (
         f"Examples have {len(item)} fields, of which the second was read as the label. If it is another, pass labels= with "
-        "every example's class and forward= to say how to run the model on a batch."
+        "every example's class and forward_fn= to say how to run the model on a batch."
     )
 
 
@@ -125,7 +125,7 @@ def label_of(item: Any) -> Any:
     keys = sorted(item) if isinstance(item, Mapping) else type(item).__name__
     raise ValueError(
         f'no label found in {keys}: examples must be (x, y) pairs or have a "labels" or "label" entry. '
-        "Pass labels= with every example's class, and forward= to say how to run the model on a batch."
+        "Pass labels= with every example's class, and forward_fn= to say how to run the model on a batch."
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from .. import distributed as ranks
+from .. import distributed
 from ..layers import check_ready, matrix_layers, unwrapped
 from .batch import copied, moved, regrouped
 from .labels import LABEL_KEYS, WORKER_TIMEOUT, label_of, not_one_class
@@ -38,15 +38,16 @@ def default_forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         except TypeError as error:
             raise TypeError(
                 f"the model takes ({', '.join(accepted)}) and cannot be given {sorted(batch)} of a batch by name: {error}. "
-                'Pass forward= to say how, such as forward=lambda model, batch: (model(batch["image"]), batch["label"]).'
+                "Pass forward_fn= to say how, such as "
+                'forward_fn=lambda model, batch: (model(batch["image"]), batch["label"]).'
             ) from error
         output = model(**named)
     else:
         if len(batch) > 2 and isinstance(labels, Tensor) and (labels.is_floating_point() or labels.ndim != 1):
             raise ValueError(
                 f"of a batch's {len(batch)} fields the first is taken for the inputs, the second for the labels, which has "
-                f"shape {tuple(labels.shape)} of {labels.dtype}: not one class an example. Pass labels= and forward= to say "
-                "which is which, such as forward=lambda model, batch: (model(batch[1]), batch[2])."
+                f"shape {tuple(labels.shape)} of {labels.dtype}: not one class an example. Pass labels= and forward_fn= to "
+                "say which is which, such as forward_fn=lambda model, batch: (model(batch[1]), batch[2])."
             )
         output = model(batch[0])
     return logits_of(output), labels
@@ -62,19 +63,19 @@ def logits_of(output: Any) -> Tensor:
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
         raise ValueError(
-            f"the model must give logits of shape (batch, classes), got {got}. Pass forward=lambda model, batch: (logits, "
-            "labels). This library is for single-label classification, not for a class a pixel (segmentation) or a word."
+            f"the model must give logits of shape (batch, classes), got {got}. Pass forward_fn=lambda model, batch: "
+            "(logits, labels). This library is for single-label classification, not for a class a pixel (segmentation) or a word."
         )
     if logits.shape[1] == 1:
         raise ValueError(
             "the model gives one logit an example; selection needs one for each class. If it is the logit of class 1 of two "
-            "pass a forward= that returns torch.cat([torch.zeros_like(z), z], 1) as logits. If it is a number to predict: "
-            "this library is for single-label classification, not for regression."
+            "pass a forward_fn= that returns torch.cat([torch.zeros_like(z), z], 1) as logits. If it is a number to "
+            "predict: this library is for single-label classification, not for regression."
         )
     return logits
 
 
-class Probe:
+class ScoringView:
     """The data seen through the current model; what strategies get as their `View`.
 
     Parameters are replaced for the time of a call and buffers by copies of themselves, so nothing that a forward does
@@ -87,18 +88,17 @@ class Probe:
         model: nn.Module,
         labels: Tensor,
         *,
-        forward: Forward | None,
+        forward_fn: Forward | None,
         collate_fn: Any,
         batch_size: int,
         num_workers: int,
         progress: bool,
-        memory: dict[str, Tensor],
         seed: int,
     ) -> None:
         self.model = unwrapped(model)
         self.labels = labels
         self.classes = int(labels.max()) + 1
-        self.memory = memory
+        self.memory: dict[str, Tensor] = {}
         self.figures: dict[str, float] = {}
         self.forward_examples = 0
         self._dataset, self._collate_fn = dataset, collate_fn
@@ -108,12 +108,12 @@ class Probe:
             progress,
             seed,
         )
-        self._forward = forward or default_forward
+        self._forward = forward_fn or default_forward
         self._own = {
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers(remove_duplicate=False)),
         }
-        buffers = ranks.buffers_of_first(dict(self.model.named_buffers()))
+        buffers = distributed.buffers_of_first(dict(self.model.named_buffers()))
         self._buffers = {id(self._own[name]): value for name, value in buffers.items()}
         self._state: ModelState | None = None
         self._written: set[int] = set()  # ids of tensors that a forward writes to
@@ -171,17 +171,21 @@ class Probe:
                             total[name] += part.detach() ** 2 / (repeats * len(chosen))
         return total
 
-    def mine(self, items: Sequence[T]) -> list[T]:
-        """See `View.mine`."""
-        return ranks.share(items)
+    def shard(self, items: Sequence[T]) -> list[T]:
+        """See `View.shard`."""
+        return distributed.share(items)
+
+    mine = shard
 
     def gather(self, mine: Sequence[T]) -> list[T]:
         """See `View.gather`."""
-        return ranks.gather(mine)
+        return distributed.gather(mine)
 
-    def report(self, **figures: float) -> None:
-        """See `View.report`."""
+    def log(self, **figures: float) -> None:
+        """See `View.log`."""
         self.figures.update(figures)
+
+    report = log
 
     def _batches(self, groups: list[Tensor]) -> Iterator[tuple[Any, Tensor]]:
         """Batches of the groups' examples in order, on the model's device, with their indices."""
@@ -196,7 +200,7 @@ class Probe:
             generator=torch.Generator().manual_seed(self._seed),
             timeout=WORKER_TIMEOUT if self._num_workers else 0,
         )
-        quiet = not self._progress or ranks.world()[0] != 0
+        quiet = not self._progress or distributed.world()[0] != 0
         shown = tqdm(loader, "selecting", unit="batch", delay=2, disable=quiet, leave=False)
         for batch, at in zip(shown, order.split(self._batch_size), strict=True):
             yield moved(batch, self._device), at
@@ -262,7 +266,7 @@ class Probe:
             )
         logits = torch.stack([self._checked(output, at) for output, _ in outputs])
         if self.classes > logits.shape[2]:
-            way_out = "If they are not the classes, pass labels= and forward=."
+            way_out = "If they are not the classes, pass labels= and forward_fn=."
             if int(self.labels.min()) == 1 and self.classes - 1 == logits.shape[2]:
                 way_out = "They count from 1 and must count from 0: let the data set return y - 1, labels= the same."
             raise ValueError(

@@ -72,5 +72,9 @@ class Posterior(Protocol):
         ...
 
 
-Strategy = Callable[[View, int, torch.Generator], Coreset]
-"""`(view, size, generator) -> Coreset` of exactly `size` examples; a plain function will do."""
+class Strategy(Protocol):
+    """How to choose. A plain function `(view, size, generator) -> Coreset` will do, see `strategies.resolve`."""
+
+    def select(self, view: View, size: int, state: Any, generator: torch.Generator) -> tuple[Coreset, Any]:
+        """A coreset of exactly `size` examples, and the state for the next selection; the first gets None."""
+        ...

@@ -25,11 +25,20 @@ class WeightedIndex(int):
         return WeightedIndex, (int(self), self.weight)
 
 
-class Weighted(Dataset[Any]):
+class WeightedDataset(Dataset[Any]):
     """A data set whose examples end in their weight: `(x, y, weight)`, or a `"weight"` entry where they are dicts.
 
     The weight is 1 for a plain index and the coreset's, scaled to mean 1, for one that comes from
-    `CoresetSampler(..., weights="loss")`.
+    `CoresetSampler(..., weighting="loss")`.
+
+    Example:
+        >>> train_set = WeightedDataset(train_set)
+        >>> sampler = CoresetSampler(train_set, model, fraction=0.1, weighting="loss")
+        >>> for x, y, weight in DataLoader(train_set, batch_size=128, sampler=sampler):
+        ...     loss = (weight * cross_entropy(model(x), y, reduction="none")).mean()
+
+    Args:
+        dataset: its examples are tuples or dicts.
     """
 
     def __init__(self, dataset: Dataset[Any]) -> None:
@@ -52,12 +61,17 @@ class Weighted(Dataset[Any]):
         return [_with_weight(item, weight) for item, weight in zip(items, weights.unbind(), strict=True)]
 
 
+def plain(dataset: Dataset[Any]) -> Dataset[Any]:
+    """The data set without weights."""
+    return dataset.dataset if isinstance(dataset, WeightedDataset) else dataset
+
+
 def _with_weight(item: Any, weight: Tensor) -> Any:
     if isinstance(item, Mapping):
         return {**item, "weight": weight}
     if isinstance(item, (tuple, list)):
         return (*item, weight)
     raise TypeError(
-        f"Weighted adds a weight to examples that are tuples or dicts, got {type(item).__name__}; "
+        f"WeightedDataset adds a weight to examples that are tuples or dicts, got {type(item).__name__}; "
         "let the data set return (x, y)"
     )

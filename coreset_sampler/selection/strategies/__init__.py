@@ -1,5 +1,16 @@
-"""Ways to choose: each is a function that builds a `Strategy`, one file each."""
+"""Ways to choose: each is a function that builds a `Strategy`, one file each.
 
+This file is a stand-in until the strategies are dataclasses: it gives the functions the shape that the sampler needs.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from ..arguments import check_strategy_kind, describe
+from ..coreset import own_storage
 from .believed import believed
 from .craig import craig
 from .crest import crest
@@ -11,3 +22,90 @@ from .uniform import uniform
 from .warm_up import warm_up
 
 __all__ = ["believed", "craig", "crest", "forgetting", "herding", "k_center", "stable", "uniform", "warm_up"]
+
+_WORDS = {"rescore_every": "reuse", "confidence_exponent": "doubt", "exponent": "doubt"}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A plain function as a strategy."""
+
+    function: Any
+    name: str = ""
+
+    def __repr__(self) -> str:
+        return self.name or f"Function({describe(self.function)})"
+
+    def select(self, view: Any, size: int, state: Any, generator: Any) -> Any:
+        """Calls it; what it puts into `view.memory` is its state."""
+        view.memory = dict(state or {})
+        coreset = self.function(view, size, generator)
+        return coreset, {name: own_storage(value) for name, value in view.memory.items()} or None
+
+    def __call__(self, view: Any, size: int, generator: Any) -> Any:
+        """As the functions are called."""
+        return self.function(view, size, generator)
+
+
+def _named(name: str, build: Any, **settings: Any) -> Function:
+    function = build(**{_WORDS.get(key, key): value for key, value in settings.items()})
+    known = function.keywords if isinstance(function, partial) else {}
+    said = ", ".join(f"{key}={describe(value)}" for key, value in known.items())
+    return Function(function, f"{name}({said})")
+
+
+Stable, Crest, Craig = (partial(_named, n, f) for n, f in (("Stable", stable), ("Crest", crest), ("Craig", craig)))
+KCenter, Herding = partial(_named, "KCenter", k_center), partial(_named, "Herding", herding)
+Forgetting, Uniform = partial(_named, "Forgetting", forgetting), partial(_named, "Uniform", uniform)
+
+
+def LabelConfidence(*, warm_up: int = 10, **settings: Any) -> Function:  # noqa: N802
+    inner = _named("LabelConfidence", believed, **{"rescore_every": 10, **settings})
+    return inner if warm_up == 0 else WarmUp(inner, selections=warm_up)
+
+
+def WarmUp(strategy: Any, *, selections: int) -> Function:  # noqa: N802
+    return _named("WarmUp", partial(_warm_up, strategy), selections=selections)
+
+
+_warm_up = warm_up
+_BY_NAME = {
+    "stable": Stable,
+    "crest": Crest,
+    "craig": Craig,
+    "k_center": KCenter,
+    "herding": Herding,
+    "forgetting": Forgetting,
+    "uniform": Uniform,
+    "label_confidence": LabelConfidence,
+}
+
+
+def available() -> dict[str, str]:
+    """Names of strategies, with a line each."""
+    return dict.fromkeys(_BY_NAME, "")
+
+
+def resolve(strategy: Any) -> Any:
+    """A strategy from a name, a strategy or a plain function."""
+    if isinstance(strategy, str):
+        if strategy not in _BY_NAME:
+            raise ValueError(f"strategy must be one of {', '.join(_BY_NAME)}, got {strategy!r}")
+        return _BY_NAME[strategy]()
+    if hasattr(strategy, "select"):
+        return strategy
+    check_strategy_kind(strategy)
+    return Function(strategy)
+
+
+def state_dict(strategy: Any, state: Any) -> dict[str, Any]:
+    """The strategy in words, and its state."""
+    return {"strategy": repr(strategy), "state": None if state is None else dict(state)}
+
+
+def load_state(strategy: Any, saved: Any) -> Any:
+    """What `state_dict` saved."""
+    state = saved["state"]
+    if saved["strategy"] != repr(strategy) or not all(isinstance(value, Tensor) for value in (state or {}).values()):
+        raise ValueError(f"the strategy's state is damaged or of another: {saved!r:.200}")
+    return None if state is None else {name: own_storage(value) for name, value in state.items()}

@@ -13,9 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.data import Dataset, TensorDataset
 
 from coreset_sampler import CoresetSampler, DiagonalLaplace, SphericalGaussian, strategies
-from coreset_sampler.selection import labels
-from coreset_sampler.selection import preserve as undisturbed
-from coreset_sampler.selection import scoring as probe
+from coreset_sampler.selection import labels, preserve, scoring
 
 
 def draws_and_gradients(model, data, posterior):
@@ -24,9 +22,9 @@ def draws_and_gradients(model, data, posterior):
     def look(view, size, generator):
         seen["draws"] = posterior.draw(view, 3, generator)
         seen["gradients"] = next(view.gradients([torch.arange(12)], seen["draws"]))
-        return strategies.uniform()(view, size, generator)
+        return strategies.Uniform().select(view, size, None, generator)[0]
 
-    CoresetSampler(data, model, size=5, strategy=look, batch_size=8, progress=False).select()
+    CoresetSampler(data, model, size=5, strategy=look, scoring_batch_size=8, progress=False).select()
     return seen["draws"], seen["gradients"]
 
 
@@ -45,21 +43,21 @@ def test_a_draw_equals_a_copy_of_the_model_with_that_noise_wherever_the_weights_
 
 @pytest.mark.parametrize("kind", ["plain", "LoRA", "folding in eval", "writing", "moving", "embedding, max_norm"])
 def test_a_model_too_large_to_copy_comes_back_as_it_was(kind, monkeypatch):
-    monkeypatch.setattr(probe, "COPIED_WHOLE", 0)
-    monkeypatch.setattr(undisturbed, "COPIED_WHOLE", 0)
+    monkeypatch.setattr(scoring, "COPIED_WHOLE", 0)
+    monkeypatch.setattr(preserve, "COPIED_WHOLE", 0)
     model, data, _ = trained(kind)
     before = snapshot(model)
     for layers in ("auto", "all"):
-        strategy = strategies.stable(posterior=SphericalGaussian(0.1, layers))
-        CoresetSampler(data, model, size=9, batch_size=4, strategy=strategy, progress=False).select()
+        strategy = strategies.Stable(posterior=SphericalGaussian(0.1, layers))
+        CoresetSampler(data, model, size=9, scoring_batch_size=4, strategy=strategy, progress=False).select()
         assert_unchanged(before, model)
 
 
 def test_nothing_of_a_large_model_is_copied_that_is_not_written_to(monkeypatch):
-    monkeypatch.setattr(undisturbed, "COPIED_WHOLE", 0)
+    monkeypatch.setattr(preserve, "COPIED_WHOLE", 0)
     copies = []
     monkeypatch.setattr(torch.UntypedStorage, "clone", lambda self: copies.append(self))
-    with undisturbed.undisturbed(conv_net(), seed=0):
+    with preserve.preserve_state(conv_net(), seed=0):
         pass
     assert copies == []
 
@@ -74,22 +72,22 @@ def test_weights_that_somebody_caches_for_a_while_are_drawn_all_the_same():
     assert not torch.equal(gradients[0], gradients[1])
 
 
-@pytest.mark.parametrize("strategy", [strategies.stable(), strategies.crest(), strategies.herding()])
+@pytest.mark.parametrize("strategy", [strategies.Stable(), strategies.Crest(), strategies.Herding()])
 def test_lazy_modules_that_have_never_run_are_refused_and_stay_as_they_are(strategy):
     model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 3))
     with pytest.raises(ValueError, match=r"0\.weight of Sequential is lazy .* Run the model on one batch"):
         CoresetSampler(vectors(), model, size=5, strategy=strategy).select()
     assert nn.parameter.is_lazy(model[0].weight)
-    CoresetSampler(vectors(), model, size=5, strategy=strategies.uniform()).select()  # which does not run it
+    CoresetSampler(vectors(), model, size=5, strategy=strategies.Uniform()).select()  # which does not run it
 
 
-@pytest.mark.parametrize("strategy", [strategies.stable(), strategies.crest(), strategies.herding()])
+@pytest.mark.parametrize("strategy", [strategies.Stable(), strategies.Crest(), strategies.Herding()])
 def test_a_model_without_values_is_refused(strategy):
     with torch.device("meta"):
         model = conv_net()
     with pytest.raises(ValueError, match=r"0\.weight of Sequential is on the meta device.*Load the model"):
         CoresetSampler(digits(), model, size=50, strategy=strategy).select()
-    CoresetSampler(digits(), model, size=50, strategy=strategies.uniform()).select()
+    CoresetSampler(digits(), model, size=50, strategy=strategies.Uniform()).select()
 
 
 def test_a_model_that_accelerate_has_offloaded_is_refused():
@@ -121,7 +119,7 @@ def test_what_another_thread_does_to_the_model_meanwhile_is_refused():
     others = torch.optim.SGD(other.parameters(), lr=0.1)
     before = snapshot(model)
     sampler = CoresetSampler(digits(), model, size=50, progress=False)
-    sampler.labels  # noqa: B018 - read before the threads start
+    sampler.read_labels()  # read before the threads start
     selecting = threading.Thread(target=sampler.select)
     selecting.start()
     try:
@@ -180,7 +178,7 @@ def test_the_default_without_any_parameter_looks_at_the_model_as_it_is():
 
 def test_the_default_is_the_norm_layers_where_there_are_some(caplog):
     sampler = CoresetSampler(digits(), trained_net(), size=50, progress=False)
-    named = strategies.stable(posterior=SphericalGaussian(0.1, "norm"))
+    named = strategies.Stable(posterior=SphericalGaussian(0.1, "norm"))
     expected = CoresetSampler(digits(), trained_net(), size=50, strategy=named, progress=False).select()
     with caplog.at_level(logging.INFO, "coreset_sampler"):
         assert torch.equal(sampler.select().indices, expected.indices)
@@ -189,7 +187,7 @@ def test_the_default_is_the_norm_layers_where_there_are_some(caplog):
 
 
 def test_norm_layers_that_were_asked_for_are_still_missed():
-    strategy = strategies.stable(posterior=SphericalGaussian(0.1, "norm"))
+    strategy = strategies.Stable(posterior=SphericalGaussian(0.1, "norm"))
     with pytest.raises(ValueError, match="no norm layer"):
         CoresetSampler(vectors(), nn.Linear(12, 3), size=9, strategy=strategy).select()
 
@@ -201,7 +199,7 @@ def test_an_empty_data_set_is_refused_at_the_door():
             CoresetSampler(empty, nn.Linear(12, 3), **settings)
 
 
-@pytest.mark.parametrize("strategy", [strategies.herding, strategies.k_center])
+@pytest.mark.parametrize("strategy", [strategies.Herding, strategies.KCenter])
 def test_embeddings_of_a_model_that_has_been_run_compiled_are_found(strategy):
     model = nn.Sequential(nn.Linear(12, 8), nn.LayerNorm(8), nn.Linear(8, 3))  # no buffers: nothing to compile anew for
     expected = CoresetSampler(vectors(), model, size=9, strategy=strategy()).select()
@@ -210,7 +208,7 @@ def test_embeddings_of_a_model_that_has_been_run_compiled_are_found(strategy):
         model.eval()(vectors().tensors[0][:16])
         model(vectors().tensors[0])
     compiled = model._compiled_call_impl
-    found = CoresetSampler(vectors(), model, size=9, strategy=strategy(), batch_size=36).select()
+    found = CoresetSampler(vectors(), model, size=9, strategy=strategy(), scoring_batch_size=36).select()
     assert torch.equal(found.indices, expected.indices)
     assert model._compiled_call_impl is compiled
 
@@ -227,24 +225,26 @@ class Hanging(Dataset):
 
 
 def test_a_worker_that_hangs_is_an_error(monkeypatch):
-    monkeypatch.setattr(probe, "WORKER_TIMEOUT", 1)
+    monkeypatch.setattr(scoring, "WORKER_TIMEOUT", 1)
     assert labels.WORKER_TIMEOUT > 60
     with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
-        CoresetSampler(Hanging(), nn.Linear(12, 3), size=9, num_workers=1, batch_size=1, progress=False).select()
+        CoresetSampler(
+            Hanging(), nn.Linear(12, 3), size=9, num_workers=1, scoring_batch_size=1, progress=False
+        ).select()
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("layers", ["norm", "all", ["body.1"]])
 def test_laplace_names_a_reentrant_checkpoint_that_hides_its_layers(layers):
-    strategy = strategies.stable(posterior=DiagonalLaplace(layers=layers))
+    strategy = strategies.Stable(posterior=DiagonalLaplace(layers=layers))
     with pytest.raises(ValueError, match="reentrant checkpoint, which hides it. Pass use_reentrant=False"):
         CoresetSampler(vectors(), Checkpointed(reentrant=True), size=9, strategy=strategy).select()
     outside = nn.Sequential(nn.LayerNorm(12), Checkpointed(reentrant=True))  # the checkpoint's input needs a gradient
     with pytest.raises(ValueError, match="reentrant checkpoint, which hides it. Pass use_reentrant=False"):
         CoresetSampler(
-            vectors(), outside, size=9, strategy=strategies.stable(posterior=DiagonalLaplace(layers="all"))
+            vectors(), outside, size=9, strategy=strategies.Stable(posterior=DiagonalLaplace(layers="all"))
         ).select()
-    head = strategies.stable(posterior=DiagonalLaplace(layers=["head"]))
+    head = strategies.Stable(posterior=DiagonalLaplace(layers=["head"]))
     CoresetSampler(vectors(), Checkpointed(reentrant=True), size=9, strategy=head).select()
 
 
@@ -261,11 +261,11 @@ def test_a_draw_of_something_that_the_model_does_not_have_is_named():
 def test_a_scripted_model_is_looked_at_as_it_is_and_draws_are_refused():
     model = torch.jit.script(conv_net())
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    for strategy in (strategies.crest(), strategies.stable()):
+    for strategy in (strategies.Crest(), strategies.Stable()):
         sampler = CoresetSampler(digits(), model, size=50, strategy=strategy)
         sampler.select()
         assert sampler.stats["perturbed_parameters"] == 0
-    drawn = strategies.stable(posterior=SphericalGaussian(0.1, "all"))
+    drawn = strategies.Stable(posterior=SphericalGaussian(0.1, "all"))
     with pytest.raises(ValueError, match=r"Pass the model before torch\.jit\.script"):
         CoresetSampler(digits(), model, size=50, strategy=drawn).select()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())

@@ -20,7 +20,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 
 def sampler_of(dataset=None, model=None, cls=DistributedCoresetSampler, **changes):
-    settings = dict(size=40, strategy=strategies.crest(pool_size=40, keep=10), progress=False)
+    settings = dict(size=40, strategy=strategies.Crest(pool_size=40, keep=10), progress=False)
     return cls(dataset or digits(), model or conv_net(), **(settings | changes))
 
 def caught(call):
@@ -44,14 +44,14 @@ def fails(where):
             raise ValueError("a disk is full")
         if where == "interrupted" and rank == 1:
             raise KeyboardInterrupt
-        view.gather(view.mine(range(5)))
+        view.gather(view.shard(range(5)))
         if where == "after" and rank == 1:
             raise ValueError("a disk is full")
         if where == "more" and rank == 1:
             view.gather([1])
         if where == "first" and rank == 0:
             raise ValueError("no memory on 0")
-        return strategies.uniform()(view, size, generator)
+        return strategies.Uniform().select(view, size, None, generator)[0]
     return strategy
 
 def loads_late():
@@ -60,12 +60,12 @@ def loads_late():
 for name, build in {
     "seed": lambda: sampler_of(seed=rank),
     "size": lambda: sampler_of(size=40 + rank),
-    "strategy": lambda: sampler_of(strategy=[strategies.crest(), strategies.uniform()][rank]),
-    "settings of a strategy": lambda: sampler_of(strategy=strategies.crest(pool_size=50 + rank, keep=10)),
+    "strategy": lambda: sampler_of(strategy=[strategies.Crest(), strategies.Uniform()][rank]),
+    "settings of a strategy": lambda: sampler_of(strategy=strategies.Crest(pool_size=50 + rank, keep=10)),
     "data": lambda: sampler_of(loads_late()),
     "labels": lambda: sampler_of(labels=(digits().tensors[1] + rank) % 10),
     "model": lambda: sampler_of(model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10 + rank))),
-    "weighting": lambda: sampler_of(weights=["draw", "none"][rank]),
+    "weighting": lambda: sampler_of(weighting=["resample", "none"][rank]),
 }.items():
     sampler = build()
     out[name] = caught(lambda: list(sampler))
@@ -137,12 +137,12 @@ def both(tmp_path_factory):
     [
         ("seed", "process 1 has seed=1 where process 0 has seed=0"),
         ("size", "process 1 has size=41 where process 0 has size=40"),
-        ("strategy", "process 1 has strategy=random_subset where process 0 has strategy=cover_pools("),
+        ("strategy", "process 1 has strategy=Uniform() where process 0 has strategy=Crest("),
         ("settings of a strategy", "pool_size=51, keep=10"),
         ("data", "process 1 has n=900 where process 0 has n=1797"),
         ("labels", "process 1 has labels="),
         ("model", "process 1 has model="),
-        ("weighting", "process 1 has weighting=none where process 0 has weighting=draw"),
+        ("weighting", "process 1 has weighting=none where process 0 has weighting=resample"),
         ("resumed", "process 1 has coreset=None where process 0 has coreset="),
     ],
 )
