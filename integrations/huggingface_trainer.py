@@ -112,8 +112,8 @@ class CoresetTrainerMixin(_Trainer):
         if not self._weighed:
             raise TypeError(
                 f'coreset=dict(weighting="loss"), but compute_loss of {type(self).__name__} leaves the weights out: it '
-                "never comes to Trainer.compute_loss, which multiplies them into the loss. Let it call super().compute_loss, or "
-                'use weighting="resample", which draws in proportion to the weights and needs no change to the loss.'
+                "never comes to Trainer.compute_loss, which multiplies them into the loss. Let it call super().compute_loss"
+                ', or use weighting="resample", which draws in proportion to the weights and needs no change to the loss.'
             )
         return loss
 

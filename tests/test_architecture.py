@@ -67,3 +67,8 @@ def test_importing_the_package_takes_no_framework_with_it():
 def test_no_module_has_a_name_that_says_nothing():
     names = {path.stem for path in PACKAGE.rglob("*.py")}
     assert not names & {"utils", "helpers", "common", "base", "misc"}
+
+
+def test_one_place_walks_the_call_stack():
+    files = [*PACKAGE.rglob("*.py"), *INTEGRATIONS.glob("*.py")]
+    assert [path.name for path in files if "_getframe" in path.read_text()] == ["caller.py"]

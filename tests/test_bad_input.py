@@ -122,7 +122,7 @@ def test_settings_are_checked_when_the_sampler_is_made(settings, message):
     [
         (lambda: CoresetSampler(Stream(), conv_net(), size=5), "iterable only"),
         (lambda: CoresetSampler(digits(), lambda x: x, size=5), "torch.nn.Module"),
-        (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy="stable"), "must be a function"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=3), "strategy must be"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, weighting="loss"), "WeightedDataset"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=strategies.Stable), "parentheses"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, sise=5), "sise"),

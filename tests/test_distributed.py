@@ -75,10 +75,10 @@ def test_two_processes_have_the_same_coreset_equal_shares_and_half_the_work(tmp_
     assert torch.equal(first["indices"], second["indices"])
     assert torch.equal(first["weights"], second["weights"])
     assert first["length"] == second["length"] == 51
-    looks = 2 if "keep=10, reuse" in strategy else 1  # a look is gathered, and then what the pools keep
+    passes = 2 if "keep=10, rescore" in strategy else 1  # scores are gathered, and then what the pools keep
     # Two messages for a gather and, at the first selection, for the settings. A header and the thing itself for the
     # choice and for the BatchNorm statistics of process 0.
-    messages = ["all_gather"] * (2 * looks + 2 + 2) + ["broadcast"] * 2
+    messages = ["all_gather"] * (2 * passes + 2 + 2) + ["broadcast"] * 2
     assert first["calls"] == second["calls"] == messages
     assert all(len(epoch) == 51 for rank in (first, second) for epoch in rank["epochs"])
     alone = CoresetSampler(digits(), trained_net(), size=101, strategy=eval(strategy))

@@ -1,6 +1,8 @@
 """Any loop: workers, early break, set_epoch once, twice or never, and exact resume."""
 
+import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,6 +108,34 @@ def test_select_by_hand_serves_the_next_epoch():
     assert sampler.stats["selections"] == 1
     list(sampler)
     assert sampler.stats["selections"] == 2
+
+
+def test_a_coreset_is_there_after_the_first_selection_and_asking_for_it_selects_nothing():
+    sampler = sampler_of()
+    with pytest.raises(RuntimeError, match=r"call sampler.select\(\)"):
+        sampler.coreset  # noqa: B018
+    assert sampler.stats["selections"] == 0
+    assert sampler.select() is sampler.coreset
+
+
+def test_the_repr_says_size_strategy_with_settings_and_epoch():
+    sampler = sampler_of(strategy=strategies.Crest(pool_size=50, keep=10))
+    list(sampler)
+    iter(sampler)
+    sampler.set_epoch(3)
+    assert re.fullmatch(r"CoresetSampler\(90 of 1797, strategy=Crest\(.*pool_size=50.*\), epoch=3\)", repr(sampler))
+
+
+def test_a_strategy_can_be_named_and_an_unknown_name_lists_the_known_ones():
+    assert list(sampler_of(strategy="uniform")) == list(sampler_of(strategy=strategies.Uniform()))
+    with pytest.raises(ValueError, match="label_confidence.*got 'unifrom'"):
+        sampler_of(strategy="unifrom")
+
+
+def test_the_distributed_sampler_takes_all_that_the_plain_one_takes():
+    plain, shared = (inspect.signature(cls).parameters for cls in (CoresetSampler, DistributedCoresetSampler))
+    assert shared.keys() - plain.keys() == {"num_replicas", "rank", "drop_last"}
+    assert all(str(shared[name]) == str(plain[name]) for name in plain)
 
 
 def test_drawing_in_proportion_is_unbiased_and_never_off_by_more_than_one():

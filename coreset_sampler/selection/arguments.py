@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -85,36 +82,3 @@ def check_selection_dataset(selection_dataset: Dataset[Any] | None, dataset: Dat
             f"selection_dataset must have the same {length_of(dataset)} examples, got {length_of(selection_dataset)}"
         )
     return selection_dataset
-
-
-def check_strategy_kind(strategy: Any) -> None:
-    """Raises if this cannot be called as a strategy is."""
-    if not callable(strategy):
-        raise TypeError(f"strategy must be a function, such as strategies.stable(), got {strategy!r}")
-    try:
-        inspect.signature(strategy).bind(None, 0, None)
-    except TypeError as error:
-        raise TypeError(
-            f"strategy must take (view, size, generator); {strategy} does not ({error}). "
-            "Those of the library are built by a call: strategies.stable(), with parentheses."
-        ) from error
-
-
-def describe(strategy: Any) -> str:
-    """Name and settings of a strategy, or of a setting of one, the same in every run and process.
-
-    What a function of one's own has closed over is not seen, nor what an object may change as it goes.
-    """
-    if isinstance(strategy, partial):
-        settings = [*map(describe, strategy.args), *(f"{k}={describe(v)}" for k, v in strategy.keywords.items())]
-        return f"{describe(strategy.func)}({', '.join(settings)})"
-    if dataclasses.is_dataclass(strategy) and not isinstance(strategy, type):
-        frozen = type(strategy).__dataclass_params__.frozen  # type: ignore[attr-defined]
-        fields = dataclasses.fields(strategy) if frozen else ()
-        settings = [f"{field.name}={describe(getattr(strategy, field.name))}" for field in fields]
-        return f"{type(strategy).__qualname__}({', '.join(settings)})"
-    if strategy is None or isinstance(strategy, (bool, int, float, str)):
-        return repr(strategy)
-    if isinstance(strategy, (tuple, list)):
-        return f"[{', '.join(map(describe, strategy))}]"
-    return getattr(strategy, "__qualname__", type(strategy).__qualname__)

@@ -64,7 +64,8 @@ def logits_of(output: Any) -> Tensor:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
         raise ValueError(
             f"the model must give logits of shape (batch, classes), got {got}. Pass forward_fn=lambda model, batch: "
-            "(logits, labels). This library is for single-label classification, not for a class a pixel (segmentation) or a word."
+            "(logits, labels). This library is for single-label classification, not for a class a pixel "
+            "(segmentation) or a word."
         )
     if logits.shape[1] == 1:
         raise ValueError(

@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from ..arguments import check_strategy_kind
 from ..coreset import Coreset
 from ..types import Strategy, View
 from .uniform import random_subset
@@ -18,7 +17,6 @@ def warm_up(strategy: Strategy, *, selections: int) -> Strategy:
     At its random start a network gives all examples of a class nearly the same gradient, and what covers those well says
     nothing. Cost: nothing, and the first looks through the model are spared.
     """
-    check_strategy_kind(strategy)
     if selections < 0:
         raise ValueError(f"selections must be 0 or more, got {selections}")
     return partial(_first_at_random, strategy=strategy, selections=selections)
