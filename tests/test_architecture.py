@@ -1,6 +1,7 @@
 """The rules of the house that a machine can check."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +73,12 @@ def test_no_module_has_a_name_that_says_nothing():
 def test_one_place_walks_the_call_stack():
     files = [*PACKAGE.rglob("*.py"), *INTEGRATIONS.glob("*.py")]
     assert [path.name for path in files if "_getframe" in path.read_text()] == ["caller.py"]
+
+
+def test_the_walk_of_an_index_has_at_most_ten_hops_through_functions_that_exist():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    walk = page.split("## The walk of an index")[1].split("\n## ")[0]
+    hops = re.findall(r"^\d+\. `(?:\w+\.)?(\w+)` \(`([\w/.]+)`\)", walk, re.MULTILINE)
+    assert len(hops) == len(re.findall(r"^\d+\. ", walk, re.MULTILINE)) <= 10
+    for function, _ in hops:
+        assert any(f"def {function}(" in path.read_text() for path in (PACKAGE / "selection").rglob("*.py")), function
