@@ -43,11 +43,11 @@ def share(items: Sequence[T]) -> list[T]:
     return list(items[rank::count])
 
 
-def gather(mine: Sequence[T]) -> list[T]:
+def gather(own: Sequence[T]) -> list[T]:
     """All processes' results in the order of the items that `share` dealt out."""
     if world()[1] == 1:
-        return list(mine)
-    parts: list[list[T]] = _exchange(_GATHER, list(mine))
+        return list(own)
+    parts: list[list[T]] = _exchange(_GATHER, list(own))
     longest = max(len(part) for part in parts)
     return [part[i] for i in range(longest) for part in parts if i < len(part)]
 
@@ -149,17 +149,17 @@ def _trouble(steps: list[int], errors: list[bytes]) -> str:
     return f"a strategy must call view.gather as often in every process, but {where}"
 
 
-def _all(mine: Tensor) -> list[Tensor]:
+def _all(own: Tensor) -> list[Tensor]:
     """The tensors of all processes, of one shape."""
-    mine = mine.to(_device())
-    parts = [torch.empty_like(mine) for _ in range(world()[1])]
-    distributed.all_gather(parts, mine)
+    own = own.to(_device())
+    parts = [torch.empty_like(own) for _ in range(world()[1])]
+    distributed.all_gather(parts, own)
     return [part.cpu() for part in parts]
 
 
-def _all_words(mine: bytes, lengths: list[int]) -> list[bytes]:
+def _all_words(own: bytes, lengths: list[int]) -> list[bytes]:
     longest = max(lengths)
-    padded = torch.frombuffer(bytearray(mine.ljust(longest, b"\0")), dtype=torch.uint8) if longest else torch.empty(0)
+    padded = torch.frombuffer(bytearray(own.ljust(longest, b"\0")), dtype=torch.uint8) if longest else torch.empty(0)
     parts = _all(padded) if longest else [padded] * len(lengths)
     return [bytes(part[:length].numpy()) for part, length in zip(parts, lengths, strict=True)]
 

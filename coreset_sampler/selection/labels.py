@@ -37,7 +37,7 @@ def check_labels(labels: Any, n: int) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         first = next(iter(labels), None)
         raise ValueError(
-            f"labels must be one whole number an example, got {type(first).__name__} such as {first!r}. Number the "
+            f"labels must be one whole number per example, got {type(first).__name__} such as {first!r}. Number the "
             "classes 0, 1, ... and pass labels= with every example's number; forward_fn= must return the same."
         ) from error
     if labels.ndim == 2 and labels.shape[1] == 1 and not labels.is_floating_point():
@@ -67,20 +67,20 @@ def check_labels(labels: Any, n: int) -> Tensor:
 
 
 def not_one_class(what: str, labels: Tensor) -> ValueError:
-    """An error for labels that are not one class an example, by what they look like."""
+    """An error for labels that are not one class per example, by what they look like."""
     if labels.ndim == 1:
         looks = "numbers to predict (regression). If they are class numbers, pass labels=labels.long()"
     elif labels.ndim > 2:
         looks = "maps of labels (segmentation) or no labels at all"
     elif labels.is_floating_point():
         looks = (
-            "soft labels or several labels an example (multi-label). Soft labels have no class to balance; pass "
+            "soft labels or several labels per example (multi-label). Soft labels have no class to balance; pass "
             "labels=soft.argmax(1) and a forward_fn= that returns these as labels"
         )
     else:
-        looks = "several labels an example (multi-label)"
+        looks = "several labels per example (multi-label)"
     return ValueError(
-        f"{what} must be one whole number an example, got shape {tuple(labels.shape)} of {labels.dtype}. This library is "
+        f"{what} must be one whole number per example, got shape {tuple(labels.shape)} of {labels.dtype}. This library is "
         f"for single-label classification, and these look like {looks}."
     )
 

@@ -51,11 +51,11 @@ class WeightedDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        plain = [int(index) for index in indices]
+        numbers = [int(index) for index in indices]
         if hasattr(self.dataset, "__getitems__"):
-            items = self.dataset.__getitems__(plain)
+            items = self.dataset.__getitems__(numbers)
         else:
-            items = [self.dataset[index] for index in plain]
+            items = [self.dataset[index] for index in numbers]
         # One tensor cut up: making one for each example would take longer than many a data set takes for the rest.
         weights = torch.tensor([getattr(index, "weight", 1.0) for index in indices], dtype=torch.float32)
         return [_with_weight(item, weight) for item, weight in zip(items, weights.unbind(), strict=True)]
