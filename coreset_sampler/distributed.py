@@ -56,7 +56,8 @@ def from_first(value: T) -> T:
     """The value that process 0 has."""
     if world()[1] == 1:
         return value
-    return _exchange(_FIRST, value)[0]
+    first: T = _exchange(_FIRST, value)[0]
+    return first
 
 
 def compare(settings: Mapping[str, Any]) -> None:

@@ -15,61 +15,59 @@ from ..selection.sampler import CoresetSampler
 __all__ = ["FRAMEWORK"]
 
 
-class Accelerate(Framework):
-    """What accelerate does with a sampler: it splits its indices, reads ahead, counts epochs and skips batches itself."""
-
-    def reads(self, caller: Caller) -> bool:
-        """Whether a loader of accelerate is on the way."""
-        return any(frame.module == "accelerate.data_loader" for frame in caller.frames)
-
-    def shards(self, caller: Caller) -> bool:
-        """Yes, whatever part of accelerate is on the way."""
-        return any(frame.module.startswith("accelerate.") for frame in caller.frames)
-
-    def start_of_pass(self, sampler: CoresetSampler, epoch: Epoch, caller: Caller) -> int:
-        """0, since accelerate skips what was done itself.
-
-        It reads ahead of the loop, so whether that is at the end of its epoch is asked of accelerate's loader.
-        """
-        loader, start = _iterated_loader(caller), epoch.start
-        if loader is None:
-            return start
-        if isinstance(sampler, DistributedCoresetSampler) and sampler.num_replicas > 1:
-            raise TypeError(
-                "accelerate shares out what a sampler yields: the share of a DistributedCoresetSampler would be shared out "
-                "again and most of the coreset never be seen. Use CoresetSampler with accelerator.prepare."
-            )
-        if start and not loader.use_stateful_dataloader and not _skips(loader):
-            raise RuntimeError(
-                f"the state was saved in the middle of epoch {sampler.epoch}, {start} indices in. accelerate reads ahead, "
-                "so where the loop stood is not known. Begin this epoch with accelerator.skip_first_batches(loader, "
-                "batches already done), or save at the end of epochs."
-            )
-        number = loader.iteration
-        epoch.set(number)  # a loader that takes up a finished pass begins two, of which the first is thrown away
-        epoch.loop_is_over = lambda: _is_over(loader, number)
-        return 0
-
-    def epoch_was_set(self, sampler: CoresetSampler, caller: Caller) -> None:
-        """With `dispatch_batches` only process 0 reads the sampler: all select when accelerate tells them the epoch."""
-        if world()[1] > 1 and isinstance(_iterated_loader(caller), DataLoaderDispatcher):
-            sampler.select_if_due()
-
-    def check_load(self, sampler: CoresetSampler, position: int, caller: Caller) -> None:
-        """Refuses, in all processes, a state from the middle of an epoch where batches are dispatched to several."""
-        if not position or world()[1] == 1:
-            return
-        owner = next((frame.owner for frame in caller.frames if frame.module == "accelerate.accelerator"), None)
-        loaders = [loader for loader in getattr(owner, "_dataloaders", []) if isinstance(loader, DataLoaderDispatcher)]
-        if any(not loader.split_batches and loader.get_sampler() is sampler for loader in loaders):
-            raise RuntimeError(
-                f"the state was saved in the middle of an epoch, {position} indices in. With dispatch_batches=True on "
-                "several processes skip_first_batches skips too few. Save at the end of epochs, or use "
-                "DataLoaderConfiguration(dispatch_batches=False)."
-            )
+def reads(caller: Caller) -> bool:
+    """Whether a loader of accelerate is on the way."""
+    return any(frame.module == "accelerate.data_loader" for frame in caller.frames)
 
 
-FRAMEWORK = Accelerate()
+def shards(caller: Caller) -> bool:
+    """Yes, whatever part of accelerate is on the way."""
+    return any(frame.module.startswith("accelerate.") for frame in caller.frames)
+
+
+def start_of_pass(sampler: CoresetSampler, epoch: Epoch, caller: Caller) -> int:
+    """0, since accelerate skips what was done itself.
+
+    It reads ahead of the loop, so whether that is at the end of its epoch is asked of accelerate's loader.
+    """
+    loader, start = _iterated_loader(caller), epoch.start
+    if loader is None:
+        return int(start)
+    if isinstance(sampler, DistributedCoresetSampler) and sampler.num_replicas > 1:
+        raise TypeError(
+            "accelerate shares out what a sampler yields: the share of a DistributedCoresetSampler would be shared out "
+            "again and most of the coreset never be seen. Use CoresetSampler with accelerator.prepare."
+        )
+    if start and not loader.use_stateful_dataloader and not _skips(loader):
+        raise RuntimeError(
+            f"the state was saved in the middle of epoch {sampler.epoch}, {start} indices in. accelerate reads ahead, "
+            "so where the loop stood is not known. Begin this epoch with accelerator.skip_first_batches(loader, "
+            "batches already done), or save at the end of epochs."
+        )
+    number = loader.iteration
+    epoch.set(number)  # a loader that takes up a finished pass begins two, of which the first is thrown away
+    epoch.loop_is_over = lambda: _is_over(loader, number)
+    return 0
+
+
+def epoch_was_set(sampler: CoresetSampler, caller: Caller) -> None:
+    """With `dispatch_batches` only process 0 reads the sampler: all select when accelerate tells them the epoch."""
+    if world()[1] > 1 and isinstance(_iterated_loader(caller), DataLoaderDispatcher):
+        sampler.select_if_due()
+
+
+def check_load(sampler: CoresetSampler, position: int, caller: Caller) -> None:
+    """Refuses, in all processes, a state from the middle of an epoch where batches are dispatched to several."""
+    if not position or world()[1] == 1:
+        return
+    owner = next((frame.owner for frame in caller.frames if frame.module == "accelerate.accelerator"), None)
+    loaders = [loader for loader in getattr(owner, "_dataloaders", []) if isinstance(loader, DataLoaderDispatcher)]
+    if any(not loader.split_batches and loader.get_sampler() is sampler for loader in loaders):
+        raise RuntimeError(
+            f"the state was saved in the middle of an epoch, {position} indices in. With dispatch_batches=True on "
+            "several processes skip_first_batches skips too few. Save at the end of epochs, or use "
+            "DataLoaderConfiguration(dispatch_batches=False)."
+        )
 
 
 def _iterated_loader(caller: Caller) -> Any:
@@ -93,3 +91,9 @@ def _is_over(loader: Any, epoch: int) -> bool:
     counts that as the end and goes on with the next epoch.
     """
     return bool(loader.end_of_dataloader) if loader.use_stateful_dataloader else loader.iteration != epoch
+
+
+FRAMEWORK = Framework(
+    reads=reads, shards=shards, start_of_pass=start_of_pass, epoch_was_set=epoch_was_set, check_load=check_load
+)
+"""accelerate splits what a sampler yields, reads ahead, counts epochs and skips batches itself."""

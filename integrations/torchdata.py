@@ -11,28 +11,26 @@ from ..selection.sampler import CoresetSampler
 __all__ = ["FRAMEWORK"]
 
 
-class Torchdata(Framework):
-    """What torchdata does with a sampler: StatefulDataLoader saves its state and loads it."""
-
-    def reads(self, caller: Caller) -> bool:
-        """Whether a StatefulDataLoader is on the way."""
-        return any(frame.module == "torchdata.stateful_dataloader.stateful_dataloader" for frame in caller.frames)
-
-    def start_of_pass(self, sampler: CoresetSampler, epoch: Epoch, caller: Caller) -> int:
-        """Refuses a StatefulDataLoader that reads the sampler through a batch sampler that has no state.
-
-        It would save how many batches were drawn and not of which epoch.
-        """
-        owners = [frame.owner for frame in caller.frames if isinstance(frame.owner, Sampler)]
-        between = [owner for owner in owners if owner is not sampler and not hasattr(owner, "state_dict")]
-        if between:
-            raise TypeError(
-                f"StatefulDataLoader does not save a sampler that is inside a {type(between[-1]).__module__}."
-                f"{type(between[-1]).__qualname__}, which has no state_dict: a resumed run would repeat another epoch's "
-                "batches. Pass sampler= and batch_size= to StatefulDataLoader, or use BatchSampler of "
-                "torchdata.stateful_dataloader.sampler."
-            )
-        return epoch.start
+def reads(caller: Caller) -> bool:
+    """Whether a StatefulDataLoader is on the way."""
+    return any(frame.module == "torchdata.stateful_dataloader.stateful_dataloader" for frame in caller.frames)
 
 
-FRAMEWORK = Torchdata()
+def start_of_pass(sampler: CoresetSampler, epoch: Epoch, caller: Caller) -> int:
+    """Refuses a StatefulDataLoader that reads the sampler through a batch sampler that has no state.
+
+    It would save how many batches were drawn and not of which epoch.
+    """
+    owners = [frame.owner for frame in caller.frames if isinstance(frame.owner, Sampler)]
+    between = [owner for owner in owners if owner is not sampler and not hasattr(owner, "state_dict")]
+    if between:
+        raise TypeError(
+            f"StatefulDataLoader does not save a sampler that is inside a {type(between[-1]).__module__}."
+            f"{type(between[-1]).__qualname__}, which has no state_dict: a resumed run would repeat another epoch's "
+            "batches. Pass sampler= and batch_size= to StatefulDataLoader, or use BatchSampler of "
+            "torchdata.stateful_dataloader.sampler."
+        )
+    return int(epoch.start)
+
+
+FRAMEWORK = Framework(reads=reads, start_of_pass=start_of_pass)

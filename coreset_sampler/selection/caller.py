@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,28 +31,6 @@ class Frame(NamedTuple):
     function: str
     owner: Any
     """The object whose method it is, or None."""
-
-
-class Framework:
-    """What a framework changes about a sampler that it reads. By default nothing; `integrations/` has those that do."""
-
-    def reads(self, caller: Caller) -> bool:
-        """Whether it is this framework that begins a pass; the first in `ADAPTERS` that says so is asked for the start."""
-        return False
-
-    def shards(self, caller: Caller) -> bool:
-        """Whether it splits what the sampler yields over processes."""
-        return False
-
-    def start_of_pass(self, sampler: CoresetSampler, epoch: Epoch, caller: Caller) -> int:
-        """Where the pass that begins now starts; it may set `epoch` and `epoch.loop_is_over`, or refuse."""
-        return epoch.start
-
-    def epoch_was_set(self, sampler: CoresetSampler, caller: Caller) -> None:
-        """`set_epoch` was called."""
-
-    def check_load(self, sampler: CoresetSampler, position: int, caller: Caller) -> None:
-        """Raises if a state with this position cannot be resumed from."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +71,25 @@ class Caller:
             if framework.reads(self):
                 return framework.start_of_pass(sampler, epoch, self)
         return epoch.start
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a framework changes about a sampler that it reads. By default nothing; `integrations/` has those that do.
+
+    Args:
+        reads: whether this framework begins the pass; the first in `ADAPTERS` that says so is asked for its start.
+        shards: whether it splits what the sampler yields over processes.
+        start_of_pass: where the pass starts; it may set the epoch and `epoch.loop_is_over`, or raise.
+        epoch_was_set: called by `set_epoch`.
+        check_load: raises if a state with this position cannot be resumed from.
+    """
+
+    reads: Callable[[Caller], bool]
+    shards: Callable[[Caller], bool] = lambda caller: False
+    start_of_pass: Callable[[CoresetSampler, Epoch, Caller], int] = lambda sampler, epoch, caller: epoch.start
+    epoch_was_set: Callable[[CoresetSampler, Caller], None] = lambda sampler, caller: None
+    check_load: Callable[[CoresetSampler, int, Caller], None] = lambda sampler, position, caller: None
 
 
 def find_caller() -> Caller:
