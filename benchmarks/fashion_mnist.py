@@ -94,9 +94,9 @@ CONTESTANTS = ("uniform", "crest", "craig", "stable", "label confidence")
 def contestants(setting: ImageSetting) -> dict[str, Contestant]:
     """The first five are the table's; of the others each differs from stable in one thing."""
 
-    def stable(weights: str = "draw", reselect_every: int = 1, **changes: Any) -> Contestant:
+    def stable(weighting: str = "resample", reselect_every: int = 1, **changes: Any) -> Contestant:
         settings = dict(posterior=setting.posterior, draws=4) | setting.pools | changes
-        return Contestant(partial(strategies.Stable, **settings), weights=weights, reselect_every=reselect_every)
+        return Contestant(partial(strategies.Stable, **settings), weighting=weighting, reselect_every=reselect_every)
 
     noiseless = dict(posterior=SphericalGaussian(0.0), draws=1)
     return {
@@ -119,8 +119,8 @@ def contestants(setting: ImageSetting) -> dict[str, Contestant]:
         "scored every epoch": stable(rescore_every=1),
         "scored every 20 epochs": stable(rescore_every=20),
         "scored every epoch, same coreset for 4 epochs": stable(rescore_every=1, reselect_every=4),
-        "weights in the loss": stable(weights="loss"),
-        "weights none": stable(weights="none"),
+        "weights in the loss": stable(weighting="loss"),
+        "weights none": stable(weighting="none"),
         "confidence exponent 1": stable(confidence_exponent=1),
         "confidence exponent 2": stable(confidence_exponent=2),
         "no noise, confidence exponent 2": stable(**noiseless, confidence_exponent=2),

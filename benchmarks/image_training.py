@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
-from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, Weighted, strategies
+from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, WeightedDataset, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 from coreset_sampler.selection.types import Strategy
 
@@ -53,7 +53,7 @@ class Contestant:
 
     strategy: Callable[..., Strategy]  # makes it; an oracle is told the wrong labels
     knows: bool = False
-    weights: str = "draw"
+    weighting: str = "resample"
     reselect_every: int = 1
 
 
@@ -80,7 +80,7 @@ class Images(Dataset):
         return x.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last), self.labels[at]
 
 
-class WeightedImages(Weighted):
+class WeightedImages(WeightedDataset):
     """Images whose batches end in the weights of their examples."""
 
     def __getitems__(self, at: list[int]) -> Any:
@@ -123,7 +123,7 @@ def train(name: str, job: Row, args: argparse.Namespace, setting: ImageSetting, 
     pixels, labels, held_out = data_of(job, args, setting)
     noisy = inject_label_noise(labels, job["noise"], seed=seed)
     train_set: Dataset = Images(pixels, noisy, setting, shift=setting.shift)
-    if contestant.weights == "loss":
+    if contestant.weighting == "loss":
         train_set = WeightedImages(train_set)
     torch.manual_seed(seed)
     model = setting.network().to(device, memory_format=torch.channels_last)
@@ -132,10 +132,10 @@ def train(name: str, job: Row, args: argparse.Namespace, setting: ImageSetting, 
     epochs = max(1, round(job["passes"] / fraction))
     strategy = contestant.strategy(*[(noisy != labels).nonzero().flatten()] * contestant.knows)
     sampler = DistributedCoresetSampler(
-        train_set, model, fraction=fraction, seed=seed, batch_size=500,
+        train_set, model, fraction=fraction, seed=seed, scoring_batch_size=500,
         strategy=strategies.WarmUp(strategy, selections=round(setting.warm_up * epochs)),
-        weights=contestant.weights, reselect_every=contestant.reselect_every,
-        selection_set=Images(pixels, noisy, setting),  # where they are not mirrored or moved
+        weighting=contestant.weighting, reselect_every=contestant.reselect_every,
+        selection_dataset=Images(pixels, noisy, setting),  # where they are not mirrored or moved
         labels=noisy, collate_fn=as_it_is, progress=args.jobs == 1,
     )  # fmt: skip
     loader = DataLoader(train_set, job["batch_size"] // world, sampler=sampler, drop_last=True, collate_fn=as_it_is)
@@ -158,7 +158,7 @@ def train(name: str, job: Row, args: argparse.Namespace, setting: ImageSetting, 
         parallel.train()
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             coreset = sampler.select_if_due()  # in the precision of the training
-        shown = torch.ones_like(coreset.weights) if sampler.weights == "none" else coreset.weights
+        shown = torch.ones_like(coreset.weights) if sampler.weighting == "none" else coreset.weights
         figures["clean"] += float((shown * (noisy == labels)[coreset.indices]).sum() / shown.sum()) / epochs
         figures["distinct"] += sampler.stats["distinct"] / epochs
         for x, y, *weights in loader:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from coreset_sampler import Coreset, CoresetSampler, SphericalGaussian, Weighted, strategies
+from coreset_sampler import Coreset, CoresetSampler, SphericalGaussian, WeightedDataset, strategies
 from coreset_sampler.layers import is_norm
 from coreset_sampler.selection.types import View
 
@@ -182,7 +182,7 @@ def ours(reuse: int = 1, **gaussian: Any) -> Callable[..., Callable[[], float]]:
 
         def run() -> float:
             sampler = CoresetSampler(
-                data, model, size=size, strategy=strategy, labels=labels, batch_size=BATCH_SIZE, progress=False
+                data, model, size=size, strategy=strategy, labels=labels, scoring_batch_size=BATCH_SIZE, progress=False
             )
             for epoch in range(reuse):
                 sampler.set_epoch(epoch)
@@ -276,15 +276,17 @@ def first_half(view: View, size: int, generator: torch.Generator) -> Coreset:
     return Coreset(torch.arange(size), torch.full((size,), len(view.labels) / size))
 
 
-def throughput_row(n: int, workers: int, weights: str, repeats: int) -> str:
+def throughput_row(n: int, workers: int, weighting: str, repeats: int) -> str:
     """Examples a second over `n / 2` of `n` examples in memory, the samplers taking turns.
 
     Both give the same indices once each in random order, so neither gains by the processor's caches.
     """
     data: Dataset = TensorDataset(torch.rand(n, 1, 28, 28), torch.arange(n) % CLASSES)
-    data = Weighted(data) if weights == "loss" else data
+    data = WeightedDataset(data) if weighting == "loss" else data
     size = n // 2
-    sampler = CoresetSampler(data, conv_net(), size=size, strategy=first_half, weights=weights, reselect_every=10**9)
+    sampler = CoresetSampler(
+        data, conv_net(), size=size, strategy=first_half, weighting=weighting, reselect_every=10**9
+    )
     sampler.select()
     samplers = {"ours": sampler, "random": RandomSampler(range(size))}
     options = {"batch_size": BATCH_SIZE, "num_workers": workers, "persistent_workers": workers > 0}
@@ -301,7 +303,7 @@ def throughput_row(n: int, workers: int, weights: str, repeats: int) -> str:
     best = {key: size / min(times) for key, times in seconds.items()}
     pairs = [b / a for a, b in zip(seconds["ours"], seconds["random"], strict=True)]
     return (
-        f"| {weights} | {workers} | {best['ours']:,.0f} | {best['random']:,.0f} "
+        f"| {weighting} | {workers} | {best['ours']:,.0f} | {best['random']:,.0f} "
         f"| {best['ours'] / best['random']:.3f} | {statistics.median(pairs):.3f} |"
     )
 
@@ -330,16 +332,13 @@ def main() -> None:
     if args.only != "selection":
         n, turns = (50_000, 3) if args.quick else (100_000, 4 * args.repeats + 1)
         print(f"\n{n // 2:,} of {n:,} examples `(1, 28, 28)` in memory, batches of {BATCH_SIZE}, examples a second:\n")
-        print("| weights | workers | ours, best | RandomSampler, best | ratio of the best | median ratio of pairs |")
+        print("| weighting | workers | ours, best | RandomSampler, best | ratio of the best | median ratio of pairs |")
         print("|---|---|---|---|---|---|")
         for workers in (0, 2):
-            for weights in ("draw", "loss"):
-                print(throughput_row(n, workers, weights, turns), flush=True)
-        print(
-            '\nFor `weights="loss"` both samplers draw from `Weighted(data)`. Times are CPU seconds without workers and ',
-            end="",
-        )
-        print("wall seconds with them.")
+            for weighting in ("resample", "loss"):
+                print(throughput_row(n, workers, weighting, turns), flush=True)
+        print('\nFor `weighting="loss"` both samplers draw from `WeightedDataset(data)`. Times are CPU seconds', end="")
+        print(" without workers and wall seconds with them.")
 
 
 if __name__ == "__main__":

@@ -149,15 +149,15 @@ def train(job: Row, args: argparse.Namespace) -> Row:
     folder = args.results.parent / ("snli-" + "-".join(str(value) for value in job.values()))
     fraction = 1.0 if job["strategy"] == "full" else FRACTION
     wrong = (noisy != clean).nonzero().flatten()
-    weights = "none" if job["strategy"].endswith("each once") else "draw"
+    weighting = "none" if job["strategy"].endswith("each once") else "resample"
     strategy, shares = strategy_of(job["strategy"], setting, job["passes"] / fraction, wrong), list[float]()
-    strategy = watched(strategy, wrong, shares, by_weight=weights == "draw")
+    strategy = watched(strategy, wrong, shares, by_weight=weighting == "resample")
     own = argparse.Namespace(
         model=args.model, freeze=setting.freeze, output=folder, seed=job["seed"], lr=job["lr"], passes=job["passes"],
         batch_size=setting.batch_size,
     )  # fmt: skip
     trainer = snli.trainer_of(
-        own, train_set, dict(fraction=fraction, weights=weights, strategy=strategy), bf16=setting.bf16,
+        own, train_set, dict(fraction=fraction, weighting=weighting, strategy=strategy), bf16=setting.bf16,
         fp16=torch.cuda.is_available() and not setting.bf16, save_steps=args.save_steps, disable_tqdm=args.quiet,
     )  # fmt: skip
     began = {kind: clock() for kind, clock in CLOCKS.items()}

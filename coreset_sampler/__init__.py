@@ -3,10 +3,11 @@
 from ._version import __version__
 from .selection import strategies
 from .selection.coreset import Coreset
+from .selection.distributed_sampler import DistributedCoresetSampler
 from .selection.facility_location import cover, facility_location, facility_location_pools
 from .selection.posterior import DiagonalLaplace, PointMass, Snapshots, SphericalGaussian
-from .selection.sampler import CoresetSampler, DistributedCoresetSampler
-from .selection.weighted import Weighted
+from .selection.sampler import CoresetSampler
+from .selection.weighted import WeightedDataset
 from .synthetic.dataset import SyntheticCoreset, load_coreset
 from .synthetic.evaluation import evaluate
 from .synthetic.formats import read_experts, read_published
@@ -25,7 +26,7 @@ __all__ = [
     "Snapshots",
     "SphericalGaussian",
     "SyntheticCoreset",
-    "Weighted",
+    "WeightedDataset",
     "__version__",
     "cover",
     "distill",

@@ -7,6 +7,7 @@ ends the selection in all of them, and nobody waits for a process that has given
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -42,11 +43,11 @@ def share(items: Sequence[T]) -> list[T]:
     return list(items[rank::count])
 
 
-def gather(mine: Sequence[T]) -> list[T]:
+def gather(own: Sequence[T]) -> list[T]:
     """All processes' results in the order of the items that `share` dealt out."""
     if world()[1] == 1:
-        return list(mine)
-    parts: list[list[T]] = _exchange(_GATHER, list(mine))
+        return list(own)
+    parts: list[list[T]] = _exchange(_GATHER, list(own))
     longest = max(len(part) for part in parts)
     return [part[i] for i in range(longest) for part in parts if i < len(part)]
 
@@ -55,7 +56,8 @@ def from_first(value: T) -> T:
     """The value that process 0 has."""
     if world()[1] == 1:
         return value
-    return _exchange(_FIRST, value)[0]
+    first: T = _exchange(_FIRST, value)[0]
+    return first
 
 
 def compare(settings: Mapping[str, Any]) -> None:
@@ -86,6 +88,21 @@ def buffers_of_first(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         return buffers
     first = from_first([buffers[name].detach().cpu() for name in names])
     return {**buffers, **{name: value.to(buffers[name].device) for name, value in zip(names, first, strict=True)}}
+
+
+class WarnOnce:
+    """Gives each warning once, in process 0."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+
+    def __call__(self, message: str | None) -> None:
+        """Warns, at the place that called the caller; None is no warning."""
+        if message is None or message in self._given:
+            return
+        self._given.add(message)
+        if world()[0] == 0:
+            warnings.warn(message, stacklevel=3)
 
 
 @contextmanager
@@ -133,17 +150,17 @@ def _trouble(steps: list[int], errors: list[bytes]) -> str:
     return f"a strategy must call view.gather as often in every process, but {where}"
 
 
-def _all(mine: Tensor) -> list[Tensor]:
+def _all(own: Tensor) -> list[Tensor]:
     """The tensors of all processes, of one shape."""
-    mine = mine.to(_device())
-    parts = [torch.empty_like(mine) for _ in range(world()[1])]
-    distributed.all_gather(parts, mine)
+    own = own.to(_device())
+    parts = [torch.empty_like(own) for _ in range(world()[1])]
+    distributed.all_gather(parts, own)
     return [part.cpu() for part in parts]
 
 
-def _all_words(mine: bytes, lengths: list[int]) -> list[bytes]:
+def _all_words(own: bytes, lengths: list[int]) -> list[bytes]:
     longest = max(lengths)
-    padded = torch.frombuffer(bytearray(mine.ljust(longest, b"\0")), dtype=torch.uint8) if longest else torch.empty(0)
+    padded = torch.frombuffer(bytearray(own.ljust(longest, b"\0")), dtype=torch.uint8) if longest else torch.empty(0)
     parts = _all(padded) if longest else [padded] * len(lengths)
     return [bytes(part[:length].numpy()) for part, length in zip(parts, lengths, strict=True)]
 

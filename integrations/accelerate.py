@@ -1,24 +1,38 @@
-"""accelerate: it wraps loaders without a word to the sampler, so who is asking is found on the call stack."""
+"""accelerate: it wraps loaders without a word to the sampler, so its loader is found among the sampler's callers."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
 
 from ..distributed import world
-from ..selection.sampler import CoresetSampler, DistributedCoresetSampler
+from ..selection.caller import Caller, Framework
+from ..selection.distributed_sampler import DistributedCoresetSampler
+from ..selection.epoch import Epoch
+from ..selection.sampler import CoresetSampler
+
+__all__ = ["FRAMEWORK"]
 
 
-def start_of_pass(sampler: CoresetSampler, start: int) -> int:
-    """Where a pass that begins now starts: under accelerate at 0, since it skips what was done itself.
+def reads(caller: Caller) -> bool:
+    """Whether a loader of accelerate is on the way."""
+    return any(frame.module == "accelerate.data_loader" for frame in caller.frames)
 
-    accelerate reads ahead of the loop, so whether that is at the end of its epoch is asked of accelerate's loader.
+
+def shards(caller: Caller) -> bool:
+    """Yes, whatever part of accelerate is on the way."""
+    return any(frame.module.startswith("accelerate.") for frame in caller.frames)
+
+
+def start_of_pass(sampler: CoresetSampler, epoch: Epoch, caller: Caller) -> int:
+    """0, since accelerate skips what was done itself.
+
+    It reads ahead of the loop, so whether that is at the end of its epoch is asked of accelerate's loader.
     """
-    loader = _iterated_loader()
+    loader, start = _iterated_loader(caller), epoch.start
     if loader is None:
-        return start
+        return int(start)
     if isinstance(sampler, DistributedCoresetSampler) and sampler.num_replicas > 1:
         raise TypeError(
             "accelerate shares out what a sampler yields: the share of a DistributedCoresetSampler would be shared out "
@@ -26,46 +40,42 @@ def start_of_pass(sampler: CoresetSampler, start: int) -> int:
         )
     if start and not loader.use_stateful_dataloader and not _skips(loader):
         raise RuntimeError(
-            f"the state was saved in the middle of epoch {sampler.epoch}, {start} indices in. accelerate reads ahead, so "
-            "where the loop stood is not known. Begin this epoch with accelerator.skip_first_batches(loader, batches "
-            "already done), or save at the end of epochs."
+            f"the state was saved in the middle of epoch {sampler.epoch}, {start} indices in. accelerate reads ahead, "
+            "so where the loop stood is not known. Begin this epoch with accelerator.skip_first_batches(loader, "
+            "batches already done), or save at the end of epochs."
         )
-    epoch = loader.iteration
-    sampler._epoch.set(epoch)  # a loader that takes up a finished pass begins two, of which the first is thrown away
-    sampler._epoch.loop_is_over = lambda: _is_over(loader, epoch)
+    number = loader.iteration
+    epoch.set(number)  # a loader that takes up a finished pass begins two, of which the first is thrown away
+    epoch.loop_is_over = lambda: _is_over(loader, number)
     return 0
 
 
-def select_everywhere(sampler: CoresetSampler) -> None:
+def epoch_was_set(sampler: CoresetSampler, caller: Caller) -> None:
     """With `dispatch_batches` only process 0 reads the sampler: all select when accelerate tells them the epoch."""
-    if world()[1] > 1 and isinstance(_iterated_loader(), DataLoaderDispatcher):
+    if world()[1] > 1 and isinstance(_iterated_loader(caller), DataLoaderDispatcher):
         sampler.select_if_due()
 
 
-def check_load(sampler: CoresetSampler, position: int) -> None:
+def check_load(sampler: CoresetSampler, position: int, caller: Caller) -> None:
     """Refuses, in all processes, a state from the middle of an epoch where batches are dispatched to several."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != "accelerate.accelerator":
-        frame = frame.f_back  # type: ignore[assignment]
-    loaders = [] if frame is None else getattr(frame.f_locals.get("self"), "_dataloaders", [])
-    dispatched = [loader for loader in loaders if isinstance(loader, DataLoaderDispatcher) and not loader.split_batches]
-    if position and world()[1] > 1 and any(loader.get_sampler() is sampler for loader in dispatched):
+    if not position or world()[1] == 1:
+        return
+    owner = next((frame.owner for frame in caller.frames if frame.module == "accelerate.accelerator"), None)
+    loaders = [loader for loader in getattr(owner, "_dataloaders", []) if isinstance(loader, DataLoaderDispatcher)]
+    if any(not loader.split_batches and loader.get_sampler() is sampler for loader in loaders):
         raise RuntimeError(
-            f"the state was saved in the middle of an epoch, {position} indices in. With dispatch_batches=True on several "
-            "processes skip_first_batches skips too few. Save at the end of epochs, or use "
+            f"the state was saved in the middle of an epoch, {position} indices in. With dispatch_batches=True on "
+            "several processes skip_first_batches skips too few. Save at the end of epochs, or use "
             "DataLoaderConfiguration(dispatch_batches=False)."
         )
 
 
-def _iterated_loader() -> Any:
+def _iterated_loader(caller: Caller) -> Any:
     """The loader of accelerate that is in its `__iter__` now, or None."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "accelerate.data_loader" and frame.f_code.co_name == "__iter__":
-            loader = frame.f_locals.get("self")
-            if isinstance(loader, (DataLoaderShard, DataLoaderDispatcher)):
-                return loader
-        frame = frame.f_back  # type: ignore[assignment]
+    for frame in caller.frames:
+        iterated = frame.module == "accelerate.data_loader" and frame.function == "__iter__"
+        if iterated and isinstance(frame.owner, (DataLoaderShard, DataLoaderDispatcher)):
+            return frame.owner
     return None
 
 
@@ -81,3 +91,9 @@ def _is_over(loader: Any, epoch: int) -> bool:
     counts that as the end and goes on with the next epoch.
     """
     return bool(loader.end_of_dataloader) if loader.use_stateful_dataloader else loader.iteration != epoch
+
+
+FRAMEWORK = Framework(
+    reads=reads, shards=shards, start_of_pass=start_of_pass, epoch_was_set=epoch_was_set, check_load=check_load
+)
+"""accelerate splits what a sampler yields, reads ahead, counts epochs and skips batches itself."""

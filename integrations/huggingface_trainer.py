@@ -16,7 +16,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..selection.forward import logits_of
 from ..selection.sampler import CoresetSampler
-from ..selection.weighted import Weighted
+from ..selection.weighted import WeightedDataset
 
 STATE_FILE = "coreset_sampler.pt"
 _SETTINGS = [name for name in inspect.signature(CoresetSampler).parameters if name not in ("dataset", "model")]
@@ -34,7 +34,7 @@ class CoresetTrainerMixin(_Trainer):
     `coreset` holds settings of `CoresetSampler`. What the training arguments say already is taken from them: the seed,
     the workers, the progress bar; the collator is the trainer's. The sampler in use is `trainer.coreset_sampler`, its
     figures are in the logs as `coreset_...`, its state is in every checkpoint, and resuming from any of them gives the
-    batches that were still to come. With `weights="loss"` the loss is each example's cross-entropy times its weight; a
+    batches that were still to come. With `weighting="loss"` the loss is each example's cross-entropy times its weight; a
     `compute_loss` of one's own may change it, but has to call `super().compute_loss`.
     """
 
@@ -46,7 +46,7 @@ class CoresetTrainerMixin(_Trainer):
         self.coreset = _checked(coreset)
         super().__init__(*args, **settings)
         self._latest_sampler: CoresetSampler | None = None
-        if self.coreset.get("weights") == "loss":
+        if self.coreset.get("weighting") == "loss":
             self._weigh_the_loss()
         if self.train_dataset is not None:
             self._get_train_sampler()  # a wrong setting is an error now, not after the model is on its device
@@ -55,12 +55,12 @@ class CoresetTrainerMixin(_Trainer):
     def _weigh_the_loss(self) -> None:
         if self.compute_loss_func is not None:
             raise ValueError(
-                'coreset=dict(weights="loss") computes the loss itself and got compute_loss_func too; leave one of them out '
-                '(weights="draw" needs no change to the loss)'
+                'coreset=dict(weighting="loss") computes the loss itself and got compute_loss_func too; leave one of them '
+                'out (weighting="resample" needs no change to the loss)'
             )
         self.compute_loss_func = self._weighted_loss
         if self.train_dataset is not None:
-            self.train_dataset = Weighted(self.train_dataset)
+            self.train_dataset = WeightedDataset(self.train_dataset)
 
     def get_train_dataloader(self) -> Any:
         """The trainer's own loader around the coreset."""
@@ -85,7 +85,7 @@ class CoresetTrainerMixin(_Trainer):
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
         columns: Any = self._signature_columns
-        if self.coreset.get("weights") == "loss" and "weight" not in columns:
+        if self.coreset.get("weighting") == "loss" and "weight" not in columns:
             columns.append("weight")  # else remove_unused_columns drops it without a word
 
     def num_examples(self, dataloader: Any) -> int:
@@ -95,15 +95,15 @@ class CoresetTrainerMixin(_Trainer):
         return len(sampler) if own and sampler is not None else super().num_examples(dataloader)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **settings: Any) -> Tensor:
-        """The trainer's step; with `weights="loss"` it is an error if the weights had no part in the loss."""
-        if self.coreset.get("weights") != "loss":
+        """The trainer's step; with `weighting="loss"` it is an error if the weights had no part in the loss."""
+        if self.coreset.get("weighting") != "loss":
             return super().training_step(model, inputs, *args, **settings)
         inputs = dict(inputs)
         self._batch_weight, self._weighed = inputs.pop("weight", None), False
         if self._batch_weight is None:
             raise ValueError(
-                'coreset=dict(weights="loss"), but the batch has no "weight" entry: the data collator drops it. Let '
-                'data_collator keep the entry "weight" of the examples, or use weights="draw", which needs none.'
+                'coreset=dict(weighting="loss"), but the batch has no "weight" entry: the data collator drops it. Let '
+                'data_collator keep the entry "weight" of the examples, or use weighting="resample", which needs none.'
             )
         try:
             loss = super().training_step(model, inputs, *args, **settings)
@@ -111,16 +111,18 @@ class CoresetTrainerMixin(_Trainer):
             self._batch_weight = None  # evaluation is not weighted
         if not self._weighed:
             raise TypeError(
-                f'coreset=dict(weights="loss"), but compute_loss of {type(self).__name__} leaves the weights out: it never '
-                "comes to Trainer.compute_loss, which multiplies them into the loss. Let it call super().compute_loss, or "
-                'use weights="draw", which draws in proportion to the weights and needs no change to the loss.'
+                f'coreset=dict(weighting="loss"), but compute_loss of {type(self).__name__} leaves the weights out: it '
+                "never comes to Trainer.compute_loss, which multiplies them into the loss. Let it call super().compute_loss"
+                ', or use weighting="resample", which draws in proportion to the weights and needs no change to the loss.'
             )
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **settings: Any) -> Any:
-        """The trainer's loss; with `weights="loss"` each example's part times its weight."""
+        """The trainer's loss; with `weighting="loss"` each example's part times its weight."""
         own = {name: value for name, value in inputs.items() if name != "weight"}  # of a train set that is evaluated
-        return super().compute_loss(model, own if self.coreset.get("weights") == "loss" else inputs, *args, **settings)
+        return super().compute_loss(
+            model, own if self.coreset.get("weighting") == "loss" else inputs, *args, **settings
+        )
 
     def _weighted_loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         logits, smoothing = logits_of(outputs), self.args.label_smoothing_factor

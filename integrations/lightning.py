@@ -8,8 +8,9 @@ from typing import Any
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
+from ..selection.distributed_sampler import DistributedCoresetSampler
+from ..selection.sampler import CoresetSampler
 from ..selection.forward import default_forward
-from ..selection.sampler import CoresetSampler, DistributedCoresetSampler
 from ..selection.types import Forward
 
 __all__ = ["CoresetCallback"]
@@ -33,21 +34,21 @@ class CoresetCallback(Callback):
             raise TypeError(f"sampler must be a CoresetSampler, got {type(sampler).__name__}")
         self.sampler = sampler
         self._trainer: Any = None
-        self._own_forward = sampler.forward
+        self._own_forward = sampler.forward_fn
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Notes the trainer, whose progress goes into the state and whose precision selection runs in."""
         self._trainer = trainer
         run = self._own_forward or default_forward
-        self.sampler.forward = partial(_in_precision_of, trainer.precision_plugin, run)
+        self.sampler.forward_fn = partial(_in_precision_of, trainer.precision_plugin, run)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Gives the sampler its own `forward` back."""
-        self.sampler.forward = self._own_forward
+        """Gives the sampler its own `forward_fn` back."""
+        self.sampler.forward_fn = self._own_forward
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The same where training ends with an error."""
-        self.sampler.forward = self._own_forward
+        self.sampler.forward_fn = self._own_forward
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuses loaders that the sampler is not part of, and those that begin it several times an epoch."""

@@ -8,7 +8,8 @@ from torch.utils.data import DataLoader
 
 from ..distributed import world
 from ..extras import need
-from ..selection.sampler import CoresetSampler, DistributedCoresetSampler
+from ..selection.distributed_sampler import DistributedCoresetSampler
+from ..selection.sampler import CoresetSampler
 
 __all__ = ["prepare_data_loader"]
 

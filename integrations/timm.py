@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from ..distributed import world
 from ..extras import need
-from ..selection.sampler import CoresetSampler, DistributedCoresetSampler
-from ..selection.weighted import Weighted
+from ..selection.distributed_sampler import DistributedCoresetSampler
+from ..selection.sampler import CoresetSampler
+from ..selection.weighted import WeightedDataset
 from ..synthetic.dataset import SyntheticCoreset
 from .images import ImageConfig, Targets, loss_of, targets_as
 
@@ -25,7 +26,7 @@ def with_sampler(loader: Any, sampler: CoresetSampler) -> Any:
     """The loader that `timm.data.create_loader` made, with everything it does, around a coreset sampler.
 
     Mixup, workers, the prefetcher and its random erasing stay as they are. With the prefetcher images leave the data set as
-    bytes and are normalised on the device: selection then does the same, unless the sampler has a `forward` of its own.
+    bytes and are normalised on the device: selection then does the same, unless the sampler has a `forward_fn` of its own.
     Under several processes pass a `DistributedCoresetSampler`. Call `loader.sampler.set_epoch(epoch)` or do not: epochs
     count themselves.
 
@@ -39,8 +40,8 @@ def with_sampler(loader: Any, sampler: CoresetSampler) -> Any:
     rebuilt = _around(plain, sampler)
     if prefetcher is None:
         return rebuilt
-    if sampler.forward is None:
-        sampler.forward = partial(_forward_of_bytes, prefetcher.mean, prefetcher.std, prefetcher.img_dtype)
+    if sampler.forward_fn is None:
+        sampler.forward_fn = partial(_forward_of_bytes, prefetcher.mean, prefetcher.std, prefetcher.img_dtype)
     changed = copy.copy(prefetcher)
     changed.loader = rebuilt
     return changed
@@ -50,7 +51,7 @@ def _around(loader: DataLoader[Any], sampler: CoresetSampler) -> DataLoader[Any]
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
     more = ("generator", "prefetch_factor", "persistent_workers", "pin_memory_device", "batch_size", "drop_last")
     settings = {name: getattr(loader, name) for name in (*names, *more) if hasattr(loader, name)}
-    dataset: Any = sampler.dataset if isinstance(sampler.dataset, Weighted) else loader.dataset
+    dataset: Any = sampler.dataset if isinstance(sampler.dataset, WeightedDataset) else loader.dataset
     return DataLoader(dataset, sampler=sampler, **settings)
 
 
@@ -95,10 +96,11 @@ def _check_sampler(loader: Any, sampler: CoresetSampler, prefetched: bool) -> No
             f"sampler and loader must have the same data set, got {len(sampler.dataset)} and "
             f"{len(loader.dataset)} examples"
         )
-    if sampler.weights == "loss" and prefetched:
+    if sampler.weighting == "loss" and prefetched:
         raise ValueError(
-            'weights="loss" does not go with timm\'s prefetcher and mixup: they make (image, label) batches and drop the '
-            'weight. Pass create_loader(..., use_prefetcher=False), or weights="draw", which needs no change to the loop.'
+            'weighting="loss" does not go with timm\'s prefetcher and mixup: they make (image, label) batches and drop the '
+            'weight. Pass create_loader(..., use_prefetcher=False), or weighting="resample", which needs no change to the '
+            "loop."
         )
 
 

@@ -115,7 +115,7 @@ def main() -> None:
     sampler = DistributedCoresetSampler(
         train_set, model, fraction=args.fraction, seed=args.seed, labels=labels,
         strategy=strategies.WarmUp(STRATEGIES[args.strategy], selections=args.epochs // 10),
-        selection_set=Images(images, labels, transforms.Compose(PLAIN)),  # where they are not moved or mirrored
+        selection_dataset=Images(images, labels, transforms.Compose(PLAIN)),  # where they are not moved or mirrored
     )  # fmt: skip
     loader = DataLoader(
         train_set, args.batch_size // world, sampler=sampler, drop_last=True, num_workers=args.workers, pin_memory=cuda

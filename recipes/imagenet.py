@@ -75,7 +75,7 @@ def train(args, model, rows, labels, strategy, *, weight_decay=5e-5, min_scale=0
     parallel = nn.parallel.DistributedDataParallel(model) if WORLD > 1 else model
     sampler = DistributedCoresetSampler(
         train_set, model, fraction=args.fraction, strategy=strategies.WarmUp(strategy, selections=args.warm_up),
-        selection_set=Images(rows, labels, plain), labels=labels, seed=args.seed, num_workers=args.workers,
+        selection_dataset=Images(rows, labels, plain), labels=labels, seed=args.seed, num_workers=args.workers,
     )  # fmt: skip
     loader = DataLoader(train_set, args.batch_size // WORLD, sampler=sampler, drop_last=True, num_workers=args.workers)
     steps = args.epochs * len(loader)

@@ -81,7 +81,7 @@ def _net() -> torch.nn.Module:
     return trained_net().double()
 
 
-def selected(name: str, weights: str = "draw") -> dict[str, Any]:
+def selected(name: str, weighting: str = "resample") -> dict[str, Any]:
     x, y = digits().tensors
     y = y[:N].clone()
     y[::4] = (y[::4] + 3) % 10  # a quarter of the labels is wrong
@@ -92,7 +92,7 @@ def selected(name: str, weights: str = "draw") -> dict[str, Any]:
         size=SIZE,
         seed=5,
         strategy=selections()[name](),
-        weights=weights,
+        weighting=weighting,
         progress=False,
     )
     rows = []

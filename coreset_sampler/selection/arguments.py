@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from torch.utils.data import Dataset, IterableDataset
+
+from ..layers import unwrapped
+from .order import WEIGHTINGS, Weighting
+from .weighted import WeightedDataset
 
 
 def length_of(dataset: Dataset[Any]) -> int:
@@ -46,3 +51,34 @@ def whole_number(name: str, value: int, least: int) -> int:
     except (TypeError, ValueError, OverflowError):
         pass
     raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_model(model: Any) -> nn.Module:
+    """The model, if selection can run it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    unwrapped(model)
+    return model
+
+
+def check_weighting(weighting: Weighting, dataset: Dataset[Any]) -> Weighting:
+    """The weighting, if there is such a one and the data set can do it."""
+    if weighting not in WEIGHTINGS:
+        raise ValueError(f"weighting must be one of {', '.join(map(repr, WEIGHTINGS))}, got {weighting!r}")
+    if weighting == "loss" and not isinstance(dataset, WeightedDataset):
+        raise TypeError(
+            'weighting="loss" needs a data set that hands the weights on: pass WeightedDataset(train_set) to the sampler '
+            "and to the DataLoader, and take (x, y, weight) batches"
+        )
+    return weighting
+
+
+def check_selection_dataset(selection_dataset: Dataset[Any] | None, dataset: Dataset[Any]) -> Dataset[Any]:
+    """The data set to score candidates from: the training set itself, or one with the same examples."""
+    if selection_dataset is None:
+        return dataset
+    if length_of(selection_dataset) != length_of(dataset):
+        raise ValueError(
+            f"selection_dataset must have the same {length_of(dataset)} examples, got {length_of(selection_dataset)}"
+        )
+    return selection_dataset

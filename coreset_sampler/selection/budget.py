@@ -63,6 +63,11 @@ class Budget:
         """Of selection in the time of selection and training."""
         return self.selecting / (self.selecting + self.training) if self.selecting else 0.0
 
+    @property
+    def stats(self) -> dict[str, float]:
+        """Figures for `CoresetSampler.stats`."""
+        return {"seconds": self.selecting, "share": self.share}
+
     def allows(self) -> bool:
         """Whether one more selection, as long as the last, keeps within `max_overhead`."""
         if self.max_overhead is None:

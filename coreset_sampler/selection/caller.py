@@ -1,43 +1,130 @@
-"""Who asks a sampler for indices. Loaders and frameworks do not introduce themselves, so one has to look."""
+"""Who asks a sampler for indices. Loaders and frameworks do not introduce themselves, so the call stack is searched."""
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import DistributedSampler
+
+from ..distributed import world
+from .weighted import plain
+
+if TYPE_CHECKING:
+    from .epoch import Epoch
+    from .sampler import CoresetSampler
+
+ADAPTERS = {
+    "accelerate.data_loader": "coreset_sampler.integrations.accelerate",
+    "torchdata.stateful_dataloader": "coreset_sampler.integrations.torchdata",
+}
+"""A framework's module -> the module whose `FRAMEWORK` knows it. Imported only once the framework is."""
+
+
+class Frame(NamedTuple):
+    """A function that is running."""
+
+    module: str
+    function: str
+    owner: Any
+    """The object whose method it is, or None."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The loader that iterates, if one does, and whether something on the way shares indices out over processes."""
+    """The functions that led to a sampler, from the inside out, and what they say about who reads it."""
 
-    loader: Any = None
-    shares_out: bool = False
+    frames: tuple[Frame, ...]
+
+    @property
+    def loader(self) -> Any:
+        """The iterator of the loader that reads the sampler, or None."""
+        found = (frame.owner for frame in self.frames)
+        return next((owner for owner in found if {"_sampler_iter", "_dataset"} <= _attributes(owner)), None)
 
     @property
     def ahead(self) -> float:
         """The share of an epoch's batches that the loader's workers read before the loop needs them."""
-        batches = getattr(self.loader, "_prefetch_factor", None) or 0
-        batches *= getattr(self.loader, "_num_workers", 0)
-        return min(1.0, batches / max(1, len(self.loader))) if batches else 0.0
+        loader = self.loader
+        batches = getattr(loader, "_prefetch_factor", None) or 0
+        batches *= getattr(loader, "_num_workers", 0)
+        return min(1.0, batches / max(1, len(loader))) if batches else 0.0
 
     @property
     def dataset(self) -> Any:
         """What the loader takes examples from."""
         return getattr(self.loader, "_dataset", None)
 
+    @property
+    def shards(self) -> bool:
+        """Whether something on the way splits indices over processes."""
+        wrapped = any(isinstance(frame.owner, DistributedSampler) for frame in self.frames)
+        return wrapped or any(framework.shards(self) for framework in loaded_frameworks())
+
+    def start_of_pass(self, sampler: CoresetSampler, epoch: Epoch) -> int:
+        """Where the next pass starts; a framework that reads ahead or skips batches itself is asked."""
+        epoch.loop_is_over = None
+        for framework in loaded_frameworks():
+            if framework.reads(self):
+                return framework.start_of_pass(sampler, epoch, self)
+        return epoch.start
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a framework changes about a sampler that it reads. By default nothing; `integrations/` has those that do.
+
+    Args:
+        reads: whether this framework begins the pass; the first in `ADAPTERS` that says so is asked for its start.
+        shards: whether it splits what the sampler yields over processes.
+        start_of_pass: where the pass starts; it may set the epoch and `epoch.loop_is_over`, or raise.
+        epoch_was_set: called by `set_epoch`.
+        check_load: raises if a state with this position cannot be resumed from.
+    """
+
+    reads: Callable[[Caller], bool]
+    shards: Callable[[Caller], bool] = lambda caller: False
+    start_of_pass: Callable[[CoresetSampler, Epoch, Caller], int] = lambda sampler, epoch, caller: epoch.start
+    epoch_was_set: Callable[[CoresetSampler, Caller], None] = lambda sampler, caller: None
+    check_load: Callable[[CoresetSampler, int, Caller], None] = lambda sampler, position, caller: None
+
 
 def find_caller() -> Caller:
-    """Looks up the call stack: for a loader's iterator, for accelerate, and for samplers that share others out."""
-    loader, shares_out, frame = None, False, sys._getframe(1).f_back
+    """The one place that walks the call stack."""
+    frames, frame = [], sys._getframe(1)
     while frame is not None:
-        shares_out |= str(frame.f_globals.get("__name__")).startswith("accelerate.")
-        if frame.f_code.co_varnames[:1] == ("self",):
-            asking = frame.f_locals.get("self")
-            shares_out |= isinstance(asking, DistributedSampler)
-            if loader is None and {"_sampler_iter", "_dataset"} <= getattr(asking, "__dict__", {}).keys():
-                loader = asking
-        frame = frame.f_back
-    return Caller(loader, shares_out)
+        code = frame.f_code
+        is_method = code.co_varnames[:1] == ("self",) or "self" in code.co_freevars
+        owner = frame.f_locals.get("self") if is_method else None
+        frames.append(Frame(str(frame.f_globals.get("__name__")), code.co_name, owner))
+        frame = frame.f_back  # type: ignore[assignment]
+    return Caller(tuple(frames))
+
+
+def check_caller(sampler: CoresetSampler, caller: Caller) -> str | None:
+    """Raises if the loader would drop the weights; a warning if every process would be given the same indices."""
+    if sampler.weighting == "loss" and caller.dataset is not None and caller.dataset is plain(sampler.dataset):
+        raise TypeError(
+            'the DataLoader has the plain data set, so the weights of weighting="loss" would be dropped. Give it the same '
+            "WeightedDataset(train_set) that the sampler has, and take (x, y, weight) batches."
+        )
+    processes = world()[1]
+    if processes == 1 or isinstance(sampler, DistributedSampler) or caller.shards:
+        return None
+    return (
+        f"all {processes} processes are given the same indices: nothing shares out what this CoresetSampler yields. Use "
+        "DistributedCoresetSampler with torchrun, or prepare the loader with accelerate."
+    )
+
+
+def loaded_frameworks() -> list[Framework]:
+    """The adapters of those frameworks that this process has imported."""
+    adapters = [adapter for framework, adapter in ADAPTERS.items() if framework in sys.modules]
+    return [importlib.import_module(adapter).FRAMEWORK for adapter in adapters]
+
+
+def _attributes(owner: Any) -> Any:
+    return getattr(owner, "__dict__", {}).keys()

@@ -17,10 +17,12 @@ def own_storage(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Coreset:
-    """Examples that stand for all others.
+    """Examples that stand for all others, and how many each stands for.
 
-    `indices` `(size,)` are distinct positions in the full data; `weights` `(size,)` count the examples that each
-    stands for, so they are non-negative and sum to the number of examples covered.
+    Args:
+        indices: `(size,)` distinct positions in the full data.
+        weights: `(size,)` the number of examples that each stands for: non-negative, with the number of examples covered
+            as their sum.
     """
 
     indices: Tensor

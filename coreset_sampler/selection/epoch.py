@@ -5,10 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import length_hint
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .sampler import CoresetSampler
 
 
 class Epoch:
@@ -52,6 +48,12 @@ class Epoch:
             self.start = 0
         self.number, self.begun = number, False
 
+    def advance(self, start: int, resume: tuple[int, int] | None) -> int:
+        """Makes the coming epoch the current one, or the one that `resume` says, and gives where its pass starts."""
+        self.number, start = (self.coming, start) if resume is None else resume
+        self.begun = False
+        return start
+
     def begin(self, order: list[int], start: int) -> Iterator[int]:
         """The indices of the pass from `start` on. A list's iterator knows what is left, so that nobody has to count."""
         self.begun, self.ended, self.start, self.loaded = True, False, 0, 0
@@ -80,32 +82,39 @@ class Epoch:
 class Pass(itertools.chain[int]):
     """One pass. It begins at the first `next`: DataLoaders with workers call `iter` twice and use one of the two.
 
-    A chain of the one part that the sampler gives, so that no Python runs for an index. torchdata's StatefulDataLoader
+    A chain of the one part that `begin` gives, so that no Python runs for an index. torchdata's StatefulDataLoader
     saves it beside the sampler, and so tells an epoch whose last batch was just handed out from one that is over.
     """
 
-    _sampler: CoresetSampler
+    _epoch: Epoch
     _begun: bool
     _resume: tuple[int, int] | None
 
     @classmethod
-    def of(cls, sampler: CoresetSampler) -> Pass:
-        """The pass that comes next."""
+    def of(
+        cls, epoch: Epoch, begin: Callable[[tuple[int, int] | None], Iterable[int]], end: Callable[[], None]
+    ) -> Pass:
+        """The pass that comes next.
+
+        Args:
+            epoch: what counts.
+            begin: gives the indices, after `(epoch, position)` if that was loaded; called at the first `next`.
+            end: called after the last index.
+        """
 
         def parts() -> Iterator[Iterable[int]]:
             new._begun = True
-            yield sampler._begin_pass(new._resume)
-            sampler._end_pass()
+            yield begin(new._resume)
+            epoch.ended = True
+            end()
 
         new: Pass = cls.from_iterable(parts())  # type: ignore[assignment]
-        new._sampler, new._begun, new._resume = sampler, False, None
+        new._epoch, new._begun, new._resume = epoch, False, None
         return new
 
     def state_dict(self) -> dict[str, int]:
         """What StatefulDataLoader saves: the epoch, and what was yielded of it."""
-        if not self._begun:
-            return {}
-        return {"epoch": self._sampler._epoch.number, "position": self._sampler._epoch.yielded}
+        return {"epoch": self._epoch.number, "position": self._epoch.yielded} if self._begun else {}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Makes this pass the rest of the one that was saved."""

@@ -37,12 +37,12 @@ def check_labels(labels: Any, n: int) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         first = next(iter(labels), None)
         raise ValueError(
-            f"labels must be one whole number an example, got {type(first).__name__} such as {first!r}. Number the "
-            "classes 0, 1, ... and pass labels= with every example's number; forward= must return the same."
+            f"labels must be one whole number per example, got {type(first).__name__} such as {first!r}. Number the "
+            "classes 0, 1, ... and pass labels= with every example's number; forward_fn= must return the same."
         ) from error
     if labels.ndim == 2 and labels.shape[1] == 1 and not labels.is_floating_point():
         raise ValueError(
-            f"labels must be a vector, got shape {tuple(labels.shape)}: pass labels=labels.squeeze(1), and a forward= "
+            f"labels must be a vector, got shape {tuple(labels.shape)}: pass labels=labels.squeeze(1), and a forward_fn= "
             "that returns batch[1].squeeze(1) as labels."
         )
     if labels.is_floating_point() or labels.ndim != 1:
@@ -61,26 +61,26 @@ def check_labels(labels: Any, n: int) -> Tensor:
         raise ValueError(
             f"labels must be below {limit} for {n} examples, got {int(labels[where])} at example {where}. Is it a stray "
             "one? If labels are ids, number the classes 0, 1, ...: pass labels=torch.unique(labels, return_inverse=True)[1] "
-            "and a forward= that returns the same."
+            "and a forward_fn= that returns the same."
         )
     return labels
 
 
 def not_one_class(what: str, labels: Tensor) -> ValueError:
-    """An error for labels that are not one class an example, by what they look like."""
+    """An error for labels that are not one class per example, by what they look like."""
     if labels.ndim == 1:
         looks = "numbers to predict (regression). If they are class numbers, pass labels=labels.long()"
     elif labels.ndim > 2:
         looks = "maps of labels (segmentation) or no labels at all"
     elif labels.is_floating_point():
         looks = (
-            "soft labels or several labels an example (multi-label). Soft labels have no class to balance; pass "
-            "labels=soft.argmax(1) and a forward= that returns these as labels"
+            "soft labels or several labels per example (multi-label). Soft labels have no class to balance; pass "
+            "labels=soft.argmax(1) and a forward_fn= that returns these as labels"
         )
     else:
-        looks = "several labels an example (multi-label)"
+        looks = "several labels per example (multi-label)"
     return ValueError(
-        f"{what} must be one whole number an example, got shape {tuple(labels.shape)} of {labels.dtype}. This library is "
+        f"{what} must be one whole number per example, got shape {tuple(labels.shape)} of {labels.dtype}. This library is "
         f"for single-label classification, and these look like {looks}."
     )
 
@@ -91,7 +91,7 @@ def _where_read(item: Any) -> str:
         return ""
     return (
         f"Examples have {len(item)} fields, of which the second was read as the label. If it is another, pass labels= with "
-        "every example's class and forward= to say how to run the model on a batch."
+        "every example's class and forward_fn= to say how to run the model on a batch."
     )
 
 
@@ -125,7 +125,7 @@ def label_of(item: Any) -> Any:
     keys = sorted(item) if isinstance(item, Mapping) else type(item).__name__
     raise ValueError(
         f'no label found in {keys}: examples must be (x, y) pairs or have a "labels" or "label" entry. '
-        "Pass labels= with every example's class, and forward= to say how to run the model on a batch."
+        "Pass labels= with every example's class, and forward_fn= to say how to run the model on a batch."
     )
 
 

@@ -21,7 +21,7 @@ _ONE_AT_A_TIME = threading.RLock()  # for all models: the random states are thos
 
 
 @contextmanager
-def undisturbed(model: nn.Module, *, seed: int) -> Iterator[None]:
+def preserve_state(model: nn.Module, *, seed: int) -> Iterator[None]:
     """Eval mode and random states seeded with `seed` inside; everything as before outside, however it ends.
 
     Gradients are off with `no_grad` and not with `inference_mode`: modules that cache a tensor at their first call

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from .. import distributed as ranks
+from .. import distributed
 from ..layers import check_ready, matrix_layers, unwrapped
 from .batch import copied, moved, regrouped
 from .forward import default_forward, logits_of
@@ -63,7 +63,7 @@ class ScoringView:
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers(remove_duplicate=False)),
         }
-        buffers = ranks.buffers_of_first(dict(self.model.named_buffers()))
+        buffers = distributed.buffers_of_first(dict(self.model.named_buffers()))
         self._buffers = {id(self._own[name]): value for name, value in buffers.items()}
         self._state: ModelState | None = None
         self._written: set[int] = set()  # ids of tensors that a forward writes to
@@ -123,11 +123,11 @@ class ScoringView:
 
     def shard(self, items: Sequence[T]) -> list[T]:
         """See `View.shard`."""
-        return ranks.share(items)
+        return distributed.share(items)
 
     def gather(self, shard: Sequence[T]) -> list[T]:
         """See `View.gather`."""
-        return ranks.gather(shard)
+        return distributed.gather(shard)
 
     def log(self, **figures: float) -> None:
         """See `View.log`."""
@@ -146,7 +146,7 @@ class ScoringView:
             generator=torch.Generator().manual_seed(self._seed),
             timeout=WORKER_TIMEOUT if self._num_workers else 0,
         )
-        quiet = not self._progress or ranks.world()[0] != 0
+        quiet = not self._progress or distributed.world()[0] != 0
         shown = tqdm(loader, "selecting", unit="batch", delay=2, disable=quiet, leave=False)
         for batch, at in zip(shown, order.split(self._batch_size), strict=True):
             yield moved(batch, self._device), at

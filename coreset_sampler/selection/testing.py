@@ -41,7 +41,7 @@ def check_strategy(strategy: str | Strategy | Callable[..., Coreset]) -> None:
         after = sampler.model.state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before), f"the model was changed {where}"
         labels = torch.arange(n) % classes
-        assert torch.equal(labels, sampler._labels), f"view.labels was changed {where}"
+        assert torch.equal(labels, sampler.read_labels()), f"view.labels was changed {where}"
 
 
 def _check_equal(first: Coreset, second: Coreset, rule: str) -> None:

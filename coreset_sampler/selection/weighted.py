@@ -25,11 +25,20 @@ class WeightedIndex(int):
         return WeightedIndex, (int(self), self.weight)
 
 
-class Weighted(Dataset[Any]):
+class WeightedDataset(Dataset[Any]):
     """A data set whose examples end in their weight: `(x, y, weight)`, or a `"weight"` entry where they are dicts.
 
     The weight is 1 for a plain index and the coreset's, scaled to mean 1, for one that comes from
-    `CoresetSampler(..., weights="loss")`.
+    `CoresetSampler(..., weighting="loss")`.
+
+    Example:
+        >>> train_set = WeightedDataset(train_set)
+        >>> sampler = CoresetSampler(train_set, model, fraction=0.1, weighting="loss")
+        >>> for x, y, weight in DataLoader(train_set, batch_size=128, sampler=sampler):
+        ...     loss = (weight * cross_entropy(model(x), y, reduction="none")).mean()
+
+    Args:
+        dataset: its examples are tuples or dicts.
     """
 
     def __init__(self, dataset: Dataset[Any]) -> None:
@@ -42,14 +51,19 @@ class Weighted(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        plain = [int(index) for index in indices]
+        numbers = [int(index) for index in indices]
         if hasattr(self.dataset, "__getitems__"):
-            items = self.dataset.__getitems__(plain)
+            items = self.dataset.__getitems__(numbers)
         else:
-            items = [self.dataset[index] for index in plain]
+            items = [self.dataset[index] for index in numbers]
         # One tensor cut up: making one for each example would take longer than many a data set takes for the rest.
         weights = torch.tensor([getattr(index, "weight", 1.0) for index in indices], dtype=torch.float32)
         return [_with_weight(item, weight) for item, weight in zip(items, weights.unbind(), strict=True)]
+
+
+def plain(dataset: Dataset[Any]) -> Dataset[Any]:
+    """The data set without weights."""
+    return dataset.dataset if isinstance(dataset, WeightedDataset) else dataset
 
 
 def _with_weight(item: Any, weight: Tensor) -> Any:
@@ -58,6 +72,6 @@ def _with_weight(item: Any, weight: Tensor) -> Any:
     if isinstance(item, (tuple, list)):
         return (*item, weight)
     raise TypeError(
-        f"Weighted adds a weight to examples that are tuples or dicts, got {type(item).__name__}; "
+        f"WeightedDataset adds a weight to examples that are tuples or dicts, got {type(item).__name__}; "
         "let the data set return (x, y)"
     )

@@ -47,7 +47,7 @@ def net():
 
 def sampler_of(cls, data, model, **more):
     options = dict(size=SIZE, seed=3, strategy=strategies.Crest(pool_size=30, keep=10), progress=False)
-    return cls(data, model, **options | dict(selection_set=Plain(), labels=Coded.targets) | more)
+    return cls(data, model, **options | dict(selection_dataset=Plain(), labels=Coded.targets) | more)
 
 
 def processes():
@@ -109,7 +109,7 @@ def timm(folder, workers, state=None):
 
     def loader_of(data, sampler, **options):
         made = with_sampler(DataLoader(data, shuffle=True, **options), sampler)
-        sampler.forward = None
+        sampler.forward_fn = None
         fetched = PrefetchLoader(made, mean=(0.0,), std=(1.0,), channels=1, device=torch.device("cpu"))
         fetched.mean, fetched.std = fetched.mean.flatten(), fetched.std.flatten()  # rows of numbers, not images
         return fetched
@@ -233,7 +233,9 @@ def huggingface(folder, workers, state=None):
         disable_tqdm=True, use_cpu=True, dataloader_num_workers=workers, learning_rate=0.01, logging_strategy="no",
         ddp_backend="gloo" if processes() > 1 else None, save_strategy="no" if state else "steps",
     )  # fmt: skip
-    options = dict(strategy=strategies.Crest(pool_size=30, keep=10), selection_set=Rows(Plain()), labels=Coded.targets)
+    options = dict(
+        strategy=strategies.Crest(pool_size=30, keep=10), selection_dataset=Rows(Plain()), labels=Coded.targets
+    )
     coreset = dict(size=SIZE, seed=3, num_workers=0, **options)
     trainer = CoresetTrainer(model=Noting(), args=args, train_dataset=Rows(Coded()), coreset=coreset)
     trainer.train(resume_from_checkpoint=state and state["path"])

@@ -13,7 +13,7 @@ from coreset_sampler import CoresetSampler  # noqa: E402
 
 def prepared(**more):
     accelerator, data, net = accelerate.Accelerator(cpu=True), Noted(), network()
-    sampler = CoresetSampler(data, net, **settings(selection_set=Noted(), **more))
+    sampler = CoresetSampler(data, net, **settings(selection_dataset=Noted(), **more))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     loader = DataLoader(data, batch_size=9, sampler=sampler)
     model, optimizer, loader = accelerator.prepare(net, optimizer, loader)

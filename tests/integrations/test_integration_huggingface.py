@@ -24,7 +24,7 @@ from transformers import (  # noqa: E402
     default_data_collator,
 )
 
-from coreset_sampler import Coreset, CoresetSampler, Weighted, strategies  # noqa: E402
+from coreset_sampler import Coreset, CoresetSampler, WeightedDataset, strategies  # noqa: E402
 
 SMALL = dict(size=30, seed=5, strategy=strategies.Crest(pool_size=40, keep=10))
 
@@ -129,7 +129,7 @@ def lopsided(view, size, generator):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_weights_reach_the_loss_under_remove_unused_columns_and_accumulation(tmp_path, accumulate):
-    coreset = dict(size=16, strategy=lopsided, weights="loss", seed=0)
+    coreset = dict(size=16, strategy=lopsided, weighting="loss", seed=0)
     more = dict(max_steps=1, max_grad_norm=0.0, optim="sgd", learning_rate=1.0, lr_scheduler_type="constant")
     trainer = trainer_of(
         tmp_path, coreset, save_strategy="no", gradient_accumulation_steps=accumulate, weight_decay=0.0, **more
@@ -155,7 +155,7 @@ def test_weights_reach_the_loss_under_remove_unused_columns_and_accumulation(tmp
 
 
 def test_evaluation_is_not_weighted(tmp_path):
-    coreset = dict(size=16, strategy=lopsided, weights="loss")
+    coreset = dict(size=16, strategy=lopsided, weighting="loss")
     trainer = trainer_of(tmp_path, coreset, save_strategy="no", eval_dataset=sentences(), learning_rate=0.0)
     plain = Trainer(model=tiny_bert(), args=arguments(tmp_path), eval_dataset=sentences())
     assert trainer.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-5)
@@ -165,7 +165,7 @@ def test_a_collator_that_drops_the_weight_is_an_error(tmp_path):
     def without(features):
         return default_data_collator([{k: v for k, v in f.items() if k != "weight"} for f in features])
 
-    trainer = trainer_of(tmp_path, {**SMALL, "weights": "loss"}, data_collator=without, save_strategy="no")
+    trainer = trainer_of(tmp_path, {**SMALL, "weighting": "loss"}, data_collator=without, save_strategy="no")
     with pytest.raises(ValueError, match='data_collator keep the entry "weight"'):
         trainer.train()
 
@@ -193,7 +193,7 @@ class Mixed(CoresetTrainerMixin, MyTrainer):
 @pytest.mark.parametrize("cls", [OwnLoss, Mixed])
 def test_a_compute_loss_that_leaves_the_weights_out_is_an_error_before_the_first_update(tmp_path, cls):
     trainer = trainer_of(
-        tmp_path, {**SMALL, "weights": "loss"}, cls=cls, save_strategy="no", remove_unused_columns=True
+        tmp_path, {**SMALL, "weighting": "loss"}, cls=cls, save_strategy="no", remove_unused_columns=True
     )
     with pytest.raises(TypeError, match="leaves the weights out"):
         trainer.train()
@@ -203,7 +203,7 @@ def test_a_compute_loss_that_leaves_the_weights_out_is_an_error_before_the_first
 
 
 def test_a_compute_loss_that_calls_super_is_weighted(tmp_path):
-    coreset = dict(size=16, strategy=lopsided, weights="loss", seed=0)
+    coreset = dict(size=16, strategy=lopsided, weighting="loss", seed=0)
     trainer = trainer_of(tmp_path, coreset, cls=CallsSuper, save_strategy="no", max_steps=2)
     trainer.train()
     assert trainer.state.global_step == 2
@@ -223,7 +223,7 @@ class Stream(IterableDataset):
         (dict(data=Stream(), max_steps=3), TypeError, "streaming=True"),
         (dict(train_sampling_strategy="group_by_length"), ValueError, "train_sampling_strategy must stay 'random'"),
         (dict(train_sampling_strategy="sequential"), ValueError, "train_sampling_strategy must stay 'random'"),
-        (dict(coreset={**SMALL, "weights": "loss"}, compute_loss_func=print), ValueError, "compute_loss_func"),
+        (dict(coreset={**SMALL, "weighting": "loss"}, compute_loss_func=print), ValueError, "compute_loss_func"),
     ],
 )
 def test_what_cannot_work_is_refused_before_training(tmp_path, options, error, message):
@@ -254,9 +254,9 @@ def test_images_are_trained_on_the_coreset(tmp_path):
     model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=10, **sizes))
     args = arguments(tmp_path, num_train_epochs=2, save_strategy="no", dataloader_num_workers=1, bf16=True)
     data = PixelRows()
-    trainer = CoresetTrainer(model=model, args=args, train_dataset=data, coreset=settings(weights="loss"))
+    trainer = CoresetTrainer(model=model, args=args, train_dataset=data, coreset=settings(weighting="loss"))
     trainer.train()
-    assert isinstance(trainer.train_dataset, Weighted)
+    assert isinstance(trainer.train_dataset, WeightedDataset)
     assert trainer.state.global_step == 2 * -(-SIZE // 4)
     assert trainer.coreset_sampler.stats["selections"] == 2
 

@@ -126,7 +126,7 @@ def fit_small(loaders=lambda loader: loader, workers=0, **options):
             warnings.simplefilter("ignore")
             trainer.fit(module, loaders(DataLoader(data, batch_size=9, sampler=sampler, num_workers=workers)))
     finally:
-        assert sampler.forward is None  # as it was
+        assert sampler.forward_fn is None  # as it was
     return module, sampler
 
 

@@ -28,7 +28,7 @@ def on_a_worker():
         torch.manual_seed(0)
         data = Noted()
         model = ray.train.torch.prepare_model(network())
-        sampler = DistributedCoresetSampler(data, model, **settings(selection_set=Noted()))
+        sampler = DistributedCoresetSampler(data, model, **settings(selection_dataset=Noted()))
         if state:
             model.load_state_dict(state["model"])
             sampler.load_state_dict(state["sampler"])

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 from coreset_sampler.integrations.timm import with_sampler  # noqa: E402
 
-from coreset_sampler import CoresetSampler, Weighted  # noqa: E402
+from coreset_sampler import CoresetSampler, WeightedDataset  # noqa: E402
 
 
 class Pictures(Dataset):
@@ -53,7 +53,7 @@ def loader_of(data, **options):
 
 
 def sampler_of(data, **more):
-    return CoresetSampler(data, picture_net(), **settings(selection_set=data.fixed(), **more))
+    return CoresetSampler(data, picture_net(), **settings(selection_dataset=data.fixed(), **more))
 
 
 def test_the_prefetcher_trains_on_the_coreset_and_selection_sees_what_training_sees():
@@ -91,7 +91,7 @@ def test_without_the_prefetcher_and_with_workers_and_epochs_told_the_same_exampl
     for own, workers in ((data, 2), (told, 0)):
         fixed = own.fixed()
         fixed.transform = timm_data.create_transform((3, 16, 16), **for_plain)
-        sampler = CoresetSampler(own, picture_net(), **settings(selection_set=fixed))
+        sampler = CoresetSampler(own, picture_net(), **settings(selection_dataset=fixed))
         loaders.append(with_sampler(loader_of(own, use_prefetcher=False, num_workers=workers), sampler))
     for epoch in range(2):
         loaders[1].sampler.set_epoch(epoch)
@@ -119,7 +119,9 @@ def test_weights_in_the_loss_come_without_the_prefetcher_and_are_refused_with_it
     data = Pictures()
     plain = data.fixed()
     plain.transform = timm_data.create_transform((3, 16, 16), crop_pct=1.0, use_prefetcher=False)
-    sampler = CoresetSampler(Weighted(data), picture_net(), **settings(weights="loss", selection_set=plain))
+    sampler = CoresetSampler(
+        WeightedDataset(data), picture_net(), **settings(weighting="loss", selection_dataset=plain)
+    )
     loader = with_sampler(loader_of(data, use_prefetcher=False), sampler)
     weights = torch.cat([weight for _, _, weight in loader])
     assert float(weights.mean()) == pytest.approx(1, abs=1e-5)

@@ -18,7 +18,7 @@ class Indexed(Noted):
 
 def loader_of(cls=CoresetSampler, workers=0, **more):
     data = Indexed()
-    sampler = cls(data, network(), **settings(selection_set=Noted(), **more))
+    sampler = cls(data, network(), **settings(selection_dataset=Noted(), **more))
     return sampler, stateful.StatefulDataLoader(data, batch_size=9, sampler=sampler, num_workers=workers)
 
 

@@ -35,7 +35,7 @@ def step(model, optimizer, loss):
 def torchrun(shared):
     """A plain loop; the process group is there only after the sampler was made."""
     data, net = Noted(), network()
-    sampler = DistributedCoresetSampler(data, net, **settings(selection_set=Noted()))
+    sampler = DistributedCoresetSampler(data, net, **settings(selection_dataset=Noted()))
     before = sampler.num_replicas
     dist.init_process_group("gloo")
     model = DistributedDataParallel(net)
@@ -55,7 +55,7 @@ def accelerate(shared):
     def parts(cls=CoresetSampler):
         torch.manual_seed(0)
         accelerator, data, net = Accelerator(cpu=True), Noted(), network()
-        sampler = cls(data, net, **settings(selection_set=Noted()))
+        sampler = cls(data, net, **settings(selection_dataset=Noted()))
         loader = DataLoader(data, batch_size=9, sampler=sampler)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
         model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
@@ -104,7 +104,7 @@ def timm(shared):
     from test_integration_timm import Pictures, loader_of, picture_net
 
     data, net = Pictures(), picture_net()
-    options = settings(selection_set=data.fixed())
+    options = settings(selection_dataset=data.fixed())
     loader = with_sampler(loader_of(data, distributed=True), DistributedCoresetSampler(data, net, **options))
     for epoch in range(2):
         loader.sampler.set_epoch(epoch)

@@ -256,7 +256,7 @@ def test_tiny_imagenet_makes_its_table_on_images_set_aside_from_weights_in_a_fil
     assert re.findall(rf"\| 0\.2 \| (\w+) \| 0, 10, 0\.3 \| {NUMBER}", printed) == list(names)
     assert "validation images, n = 1 seeds" in printed
     assert all(torch.equal(model.conv1[0].weight, source.conv1[0].weight) for model, _, _ in found)
-    assert [len(sampler.labels) for _, _, sampler in found] == [270] * 4
+    assert [len(sampler.read_labels()) for _, _, sampler in found] == [270] * 4
     assert {row["strategy"]: row["clean"] for row in rows_of(tmp_path / "log.jsonl")}["oracle"] == 1
     assert [path.name for path in tmp_path.glob("*.pt*")] == []
 

@@ -9,7 +9,14 @@ from scenarios import conv_net, digits, trained_net
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, SphericalGaussian, Weighted, strategies
+from coreset_sampler import (
+    Coreset,
+    CoresetSampler,
+    DistributedCoresetSampler,
+    SphericalGaussian,
+    WeightedDataset,
+    strategies,
+)
 
 
 class Stream(IterableDataset):
@@ -78,17 +85,17 @@ def soft():
         ({"size": 2.5}, "size must be a whole number"),
         ({}, "either fraction or size"),
         ({"size": 5, "fraction": 0.1}, "either fraction or size"),
-        ({"size": 50, "weights": "draws"}, "weights must be one of 'draw', 'loss', 'none', got 'draws'"),
+        ({"size": 50, "weighting": "draws"}, "weighting must be one of 'resample', 'loss', 'none', got 'draws'"),
         (
             {"size": 50, "max_overhead": 25},
             r"max_overhead must be a share of the time of selection and training in \(0, 1\), got 25",
         ),
         ({"size": 50, "reselect_every": 0}, "reselect_every must be"),
-        ({"size": 50, "batch_size": 0}, "batch_size must be"),
+        ({"size": 50, "scoring_batch_size": 0}, "batch_size must be"),
         ({"size": 50, "seed": -1}, "seed must be"),
         (
-            {"size": 50, "selection_set": TensorDataset(torch.zeros(3))},
-            "selection_set must have the same 1797",
+            {"size": 50, "selection_dataset": TensorDataset(torch.zeros(3))},
+            "selection_dataset must have the same 1797",
         ),
         ({"size": "abc"}, "size must be a whole number"),
         ({"size": 50, "seed": None}, "seed must be a whole number"),
@@ -116,7 +123,7 @@ def test_settings_are_checked_when_the_sampler_is_made(settings, message):
         (lambda: CoresetSampler(Stream(), conv_net(), size=5), "iterable only"),
         (lambda: CoresetSampler(digits(), lambda x: x, size=5), "torch.nn.Module"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=3), "must be a name .*or a function"),
-        (lambda: CoresetSampler(digits(), conv_net(), size=5, weights="loss"), "Weighted"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, weighting="loss"), "WeightedDataset"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=strategies.Stable), "with parentheses"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, sise=5), "sise"),
         (
@@ -232,7 +239,7 @@ def test_workers_that_die_end_the_selection_with_an_error():
             "here it is WarmUp.*selections=2",
         ),
         ({"reselect_every": 3}, "reselect_every=1, here it is 3"),
-        ({"weights": "none"}, "weighting=draw, here it is none"),
+        ({"weighting": "none"}, "weighting=resample, here it is none"),
     ],
 )
 def test_a_state_of_another_data_set_is_refused_and_changes_nothing(change, message):
@@ -286,13 +293,15 @@ def test_more_ranks_than_examples_and_a_rank_that_is_not_there():
 
 def test_weighted_examples_that_are_no_tuples_are_refused():
     with pytest.raises(TypeError, match="tuples or dicts"):
-        Weighted(digits().tensors[0])[0]
+        WeightedDataset(digits().tensors[0])[0]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
 def test_a_loader_without_weighted_would_drop_the_weights_and_is_refused(options):
     plain = digits()
-    sampler = CoresetSampler(Weighted(plain), trained_net(), size=50, strategy=strategies.Uniform(), weights="loss")
+    sampler = CoresetSampler(
+        WeightedDataset(plain), trained_net(), size=50, strategy=strategies.Uniform(), weighting="loss"
+    )
     with pytest.raises(TypeError, match="the DataLoader has the plain data set"):
         next(iter(DataLoader(plain, batch_size=10, sampler=sampler, **options)))
     assert len(next(iter(DataLoader(sampler.dataset, batch_size=10, sampler=sampler, **options)))) == 3

@@ -67,7 +67,7 @@ for name, build in {
     "data": lambda: sampler_of(loads_late()),
     "labels": lambda: sampler_of(labels=(digits().tensors[1] + rank) % 10),
     "model": lambda: sampler_of(model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10 + rank))),
-    "weighting": lambda: sampler_of(weights=["draw", "none"][rank]),
+    "weighting": lambda: sampler_of(weighting=["resample", "none"][rank]),
 }.items():
     sampler = build()
     out[name] = caught(lambda: list(sampler))
@@ -144,7 +144,7 @@ def both(tmp_path_factory):
         ("data", "process 1 has n=900 where process 0 has n=1797"),
         ("labels", "process 1 has labels="),
         ("model", "process 1 has model="),
-        ("weighting", "process 1 has weighting=none where process 0 has weighting=draw"),
+        ("weighting", "process 1 has weighting=none where process 0 has weighting=resample"),
         ("resumed", "process 1 has coreset=None where process 0 has coreset="),
     ],
 )

@@ -35,12 +35,12 @@ def sampler_of(data, model, **settings):
 def test_a_dict_whose_names_the_model_does_not_take():
     with pytest.raises(TypeError, match=r"(?s)'image', 'label'.*forward_fn="):
         sampler_of(Named(), net()).select()
-    found = sampler_of(Named(), net(), forward=lambda model, batch: (model(batch["image"]), batch["label"])).select()
+    found = sampler_of(Named(), net(), forward_fn=lambda model, batch: (model(batch["image"]), batch["label"])).select()
     assert len(found) == 20
 
 
 def test_examples_that_begin_with_their_index():
     with pytest.raises(ValueError, match=r"(?s)3 fields.*forward_fn="):
         sampler_of(Numbered(), net()).select()
-    found = sampler_of(Numbered(), net(), forward=lambda model, batch: (model(batch[1]), batch[2])).select()
+    found = sampler_of(Numbered(), net(), forward_fn=lambda model, batch: (model(batch[1]), batch[2])).select()
     assert len(found) == 20

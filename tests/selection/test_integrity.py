@@ -536,7 +536,7 @@ def assert_comes_back(kind, names, selections=1):
     for name in names:
         if (kind, name) in NO_EMBEDDINGS:
             continue
-        sampler = CoresetSampler(data, model, size=9, strategy=LOOKS[name](), batch_size=16, progress=False)
+        sampler = CoresetSampler(data, model, size=9, strategy=LOOKS[name](), scoring_batch_size=16, progress=False)
         before = snapshot(model)
         try:
             for _ in range(selections):

@@ -13,9 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.data import Dataset, TensorDataset
 
 from coreset_sampler import CoresetSampler, DiagonalLaplace, SphericalGaussian, strategies
-from coreset_sampler.selection import labels
-from coreset_sampler.selection import preserve as undisturbed
-from coreset_sampler.selection import scoring as probe
+from coreset_sampler.selection import labels, preserve, scoring
 
 
 def draws_and_gradients(model, data, posterior):
@@ -26,7 +24,7 @@ def draws_and_gradients(model, data, posterior):
         seen["gradients"] = next(view.gradients([torch.arange(12)], seen["draws"]))
         return strategies.Uniform().select(view, size, None, generator)[0]
 
-    CoresetSampler(data, model, size=5, strategy=look, batch_size=8, progress=False).select()
+    CoresetSampler(data, model, size=5, strategy=look, scoring_batch_size=8, progress=False).select()
     return seen["draws"], seen["gradients"]
 
 
@@ -45,21 +43,21 @@ def test_a_draw_equals_a_copy_of_the_model_with_that_noise_wherever_the_weights_
 
 @pytest.mark.parametrize("kind", ["plain", "LoRA", "folding in eval", "writing", "moving", "embedding, max_norm"])
 def test_a_model_too_large_to_copy_comes_back_as_it_was(kind, monkeypatch):
-    monkeypatch.setattr(probe, "COPIED_WHOLE", 0)
-    monkeypatch.setattr(undisturbed, "COPIED_WHOLE", 0)
+    monkeypatch.setattr(scoring, "COPIED_WHOLE", 0)
+    monkeypatch.setattr(preserve, "COPIED_WHOLE", 0)
     model, data, _ = trained(kind)
     before = snapshot(model)
     for layers in ("auto", "all"):
         strategy = strategies.Stable(posterior=SphericalGaussian(0.1, layers))
-        CoresetSampler(data, model, size=9, batch_size=4, strategy=strategy, progress=False).select()
+        CoresetSampler(data, model, size=9, scoring_batch_size=4, strategy=strategy, progress=False).select()
         assert_unchanged(before, model)
 
 
 def test_nothing_of_a_large_model_is_copied_that_is_not_written_to(monkeypatch):
-    monkeypatch.setattr(undisturbed, "COPIED_WHOLE", 0)
+    monkeypatch.setattr(preserve, "COPIED_WHOLE", 0)
     copies = []
     monkeypatch.setattr(torch.UntypedStorage, "clone", lambda self: copies.append(self))
-    with undisturbed.undisturbed(conv_net(), seed=0):
+    with preserve.preserve_state(conv_net(), seed=0):
         pass
     assert copies == []
 
@@ -122,7 +120,7 @@ def test_what_another_thread_does_to_the_model_meanwhile_is_refused():
     others = torch.optim.SGD(other.parameters(), lr=0.1)
     before = snapshot(model)
     sampler = CoresetSampler(digits(), model, size=50, progress=False)
-    sampler.labels  # noqa: B018 - read before the threads start
+    sampler.read_labels()  # read before the threads start
     selecting = threading.Thread(target=sampler.select)
     selecting.start()
     try:
@@ -211,7 +209,7 @@ def test_embeddings_of_a_model_that_has_been_run_compiled_are_found(strategy):
         model.eval()(vectors().tensors[0][:16])
         model(vectors().tensors[0])
     compiled = model._compiled_call_impl
-    found = CoresetSampler(vectors(), model, size=9, strategy=strategy(), batch_size=36).select()
+    found = CoresetSampler(vectors(), model, size=9, strategy=strategy(), scoring_batch_size=36).select()
     assert torch.equal(found.indices, expected.indices)
     assert model._compiled_call_impl is compiled
 
@@ -228,10 +226,12 @@ class Hanging(Dataset):
 
 
 def test_a_worker_that_hangs_is_an_error(monkeypatch):
-    monkeypatch.setattr(probe, "WORKER_TIMEOUT", 1)
+    monkeypatch.setattr(scoring, "WORKER_TIMEOUT", 1)
     assert labels.WORKER_TIMEOUT > 60
     with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
-        CoresetSampler(Hanging(), nn.Linear(12, 3), size=9, num_workers=1, batch_size=1, progress=False).select()
+        CoresetSampler(
+            Hanging(), nn.Linear(12, 3), size=9, num_workers=1, scoring_batch_size=1, progress=False
+        ).select()
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

@@ -175,7 +175,7 @@ def test_gradients_equal_those_that_autograd_finds():
         seen["embeddings"] = list(view.embeddings([torch.arange(40, 70), torch.arange(3)]))
         return strategies.Uniform().select(view, size, None, generator)[0]
 
-    CoresetSampler(digits(), model, size=10, strategy=look, batch_size=7).select()
+    CoresetSampler(digits(), model, size=10, strategy=look, scoring_batch_size=7).select()
     x, y = (t[40:70] for t in digits().tensors)
     logits = model(x).detach().requires_grad_()
     nn.functional.cross_entropy(logits, y, reduction="sum").backward()
@@ -234,7 +234,7 @@ def test_forward_can_be_given():
         calls.append(len(batch[0]))
         return model(batch[0]), batch[1]
 
-    CoresetSampler(digits(), trained_net(), size=50, forward=forward, batch_size=64).select()
+    CoresetSampler(digits(), trained_net(), size=50, forward_fn=forward, scoring_batch_size=64).select()
     assert max(calls) == 64
 
 
@@ -317,7 +317,7 @@ def test_reading_labels_leaves_the_random_state_alone():
     model = trained_net()
     sampler = CoresetSampler(Unlabelled(), model, size=10)
     before = everything(model)
-    assert torch.equal(sampler.labels, digits().tensors[1])
+    assert torch.equal(sampler.read_labels(), digits().tensors[1])
     assert_same(before, everything(model))
 
 

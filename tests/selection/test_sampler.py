@@ -1,6 +1,8 @@
 """Any loop: workers, early break, set_epoch once, twice or never, and exact resume."""
 
+import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +16,8 @@ import torch
 from scenarios import digits, train, trained_net
 from torch.utils.data import DataLoader, Dataset
 
-from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, Weighted, strategies
-from coreset_sampler.selection.sampler import systematic_draw
+from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, WeightedDataset, strategies
+from coreset_sampler.selection.order import systematic_draw
 
 
 class Recorded(Dataset):
@@ -108,6 +110,34 @@ def test_select_by_hand_serves_the_next_epoch():
     assert sampler.stats["selections"] == 2
 
 
+def test_a_coreset_is_there_after_the_first_selection_and_asking_for_it_selects_nothing():
+    sampler = sampler_of()
+    with pytest.raises(RuntimeError, match=r"call sampler.select\(\)"):
+        sampler.coreset  # noqa: B018
+    assert sampler.stats["selections"] == 0
+    assert sampler.select() is sampler.coreset
+
+
+def test_the_repr_says_size_strategy_with_settings_and_epoch():
+    sampler = sampler_of(strategy=strategies.Crest(pool_size=50, keep=10))
+    list(sampler)
+    iter(sampler)
+    sampler.set_epoch(3)
+    assert re.fullmatch(r"CoresetSampler\(90 of 1797, strategy=Crest\(.*pool_size=50.*\), epoch=3\)", repr(sampler))
+
+
+def test_a_strategy_can_be_named_and_an_unknown_name_lists_the_known_ones():
+    assert list(sampler_of(strategy="uniform")) == list(sampler_of(strategy=strategies.Uniform()))
+    with pytest.raises(ValueError, match="label_confidence.*got 'unifrom'"):
+        sampler_of(strategy="unifrom")
+
+
+def test_the_distributed_sampler_takes_all_that_the_plain_one_takes():
+    plain, shared = (inspect.signature(cls).parameters for cls in (CoresetSampler, DistributedCoresetSampler))
+    assert shared.keys() - plain.keys() == {"num_replicas", "rank", "drop_last"}
+    assert all(str(shared[name]) == str(plain[name]) for name in plain)
+
+
 def test_drawing_in_proportion_is_unbiased_and_never_off_by_more_than_one():
     weights = torch.tensor([1.0, 2.5, 0.0, 6.5])
     coreset = Coreset([3, 5, 8, 9], weights)
@@ -122,21 +152,21 @@ def test_drawing_in_proportion_is_unbiased_and_never_off_by_more_than_one():
         assert counts[index] / 4000 == pytest.approx(weight / 2, abs=0.04)
 
 
-def test_weights_none_yields_each_example_once():
-    sampler = sampler_of(weights="none", strategy=strategies.Crest(), dataset=digits())
+def test_weighting_none_yields_each_example_once():
+    sampler = sampler_of(weighting="none", strategy=strategies.Crest(), dataset=digits())
     order = list(sampler)
     assert sorted(order) == sorted(sampler.coreset.indices.tolist())
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True}])
 def test_loss_weights_arrive_with_their_examples_in_every_epoch(options):
-    data = Weighted(Recorded())
+    data = WeightedDataset(Recorded())
 
     def lopsided(view, size, generator):
         indices = torch.randperm(len(view.labels), generator=generator)[:size]
         return Coreset(indices, (indices + 1.0) * len(view.labels) / (indices + 1.0).sum())
 
-    sampler = sampler_of(data, weights="loss", strategy=lopsided)
+    sampler = sampler_of(data, weighting="loss", strategy=lopsided)
     loader = DataLoader(data, batch_size=16, sampler=sampler, **options)
     for _ in range(2):
         index, _, weight = (torch.cat(column) for column in zip(*loader, strict=True))
@@ -157,7 +187,7 @@ def test_weighted_passes_dicts_and_batched_fetches_on():
         def __getitem__(self, i):
             return {"x": i}
 
-    batch = next(iter(DataLoader(Weighted(Rows()), batch_size=4)))
+    batch = next(iter(DataLoader(WeightedDataset(Rows()), batch_size=4)))
     assert batch["x"].tolist() == [0, 1, 2, 3]
     assert batch["weight"].tolist() == [1.0] * 4
 
@@ -233,7 +263,7 @@ def test_stateful_data_loader_resumes_exactly(workers, stop_after):
         assert seen(second) == expected[2]
 
 
-def test_strategy_memory_and_reuse_survive_a_resume():
+def test_the_state_of_a_strategy_survives_a_resume():
     settings = {"dataset": digits(), "strategy": strategies.Stable(rescore_every=3, pool_size=50, keep=10)}
     whole, first, second = (sampler_of(**settings) for _ in range(3))
     expected = [list(whole) for _ in range(3)]
@@ -296,15 +326,15 @@ def test_max_overhead_holds_a_measured_budget():
     assert stats["put_off"] == 40 - stats["selections"]
 
 
-@pytest.mark.parametrize("weights", ["draw", "none"])
-def test_stats_say_how_many_different_examples_an_epoch_shows(weights):
+@pytest.mark.parametrize("weighting", ["resample", "none"])
+def test_stats_say_how_many_different_examples_an_epoch_shows(weighting):
     sampler = CoresetSampler(
-        digits(), trained_net(), size=200, strategy=strategies.Stable(), weights=weights, reselect_every=30
+        digits(), trained_net(), size=200, strategy=strategies.Stable(), weighting=weighting, reselect_every=30
     )
     shown = [len(set(sampler)) / 200 for _ in range(30)]
     assert sampler.stats["selections"] == 1
     assert sum(shown) / 30 == pytest.approx(sampler.stats["distinct"], abs=0.01)
-    assert (sampler.stats["distinct"] < 1) == (weights == "draw")
+    assert (sampler.stats["distinct"] < 1) == (weighting == "resample")
 
 
 def test_stats_say_what_was_spent():

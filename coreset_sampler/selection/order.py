@@ -1,0 +1,54 @@
+"""The order in which an epoch shows a coreset, and how often it shows each example."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from .coreset import Coreset
+
+Weighting = Literal["resample", "loss", "none"]
+"""What becomes of a coreset's weights; see `CoresetSampler`."""
+WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
+
+
+def epoch_order(
+    coreset: Coreset, weighting: Weighting, generator: torch.Generator
+) -> tuple[list[int], list[float] | None]:
+    """As many indices as the coreset has, and for `"loss"` their weights, of mean one."""
+    size = len(coreset)
+    if weighting == "resample":
+        return systematic_draw(coreset, size, generator).tolist(), None
+    order = torch.randperm(size, generator=generator)
+    indices = coreset.indices[order].tolist()
+    if weighting == "none":
+        return indices, None
+    return indices, (coreset.weights[order] * size / coreset.weights.sum()).tolist()
+
+
+def distinct_share(coreset: Coreset, weighting: Weighting) -> float:
+    """The share of an epoch's indices that are the first of their example, on average over epochs."""
+    if weighting != "resample":
+        return 1.0
+    size = len(coreset)
+    times = coreset.weights * (size / coreset.weights.sum())  # that each is drawn, on average
+    return float(times.clamp(max=1).sum()) / size
+
+
+def systematic_draw(coreset: Coreset, size: int, generator: torch.Generator) -> Tensor:
+    """`(size,)` indices in random order, each as often as its weight says, rounded up or down at random.
+
+    Systematic resampling: one uniform number places an even comb over the cumulated weights. Unbiased, and with less
+    variance than independent draws. Weights 1, 2, 5 and `size=4` give cumulated shares 0.5, 1.5, 4; teeth at 0.3, 1.3,
+    2.3, 3.3 (offset 0.3) draw the examples 1, 1 and 2 times.
+    """
+    shuffled = torch.randperm(len(coreset), generator=generator)
+    edges = torch.cumsum(coreset.weights[shuffled], 0)
+    offset = torch.rand((), generator=generator, dtype=torch.float64)
+    teeth = torch.ceil(edges * (size / edges[-1]) - offset).clamp_(0, size).long()  # of the comb, below each edge
+    teeth[-1] = size
+    times = teeth.diff(prepend=teeth.new_zeros(1))
+    drawn = coreset.indices[shuffled].repeat_interleave(times, output_size=size)
+    return drawn[torch.randperm(size, generator=generator)]
