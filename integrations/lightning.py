@@ -9,8 +9,8 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from ..selection.distributed_sampler import DistributedCoresetSampler
-from ..selection.sampler import CoresetSampler
 from ..selection.forward import default_forward
+from ..selection.sampler import CoresetSampler
 from ..selection.types import Forward
 
 __all__ = ["CoresetCallback"]

@@ -58,7 +58,7 @@ def test_cifar10_makes_its_table_and_takes_finished_runs_from_the_log(
     table = ("table", "--data", digits_folder, "--setting", "cpu", "--seeds", 1, "--results", log)
     run(cifar10, monkeypatch, *table)
     printed = capsys.readouterr().out
-    assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|believed|full) \|.*{NUMBER}", printed)) == 10
+    assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|label_confidence|full) \|.*{NUMBER}", printed)) == 10
     lines = log.read_text().splitlines()
     assert len(lines) == 10
     again = dataclasses.replace(cifar10.STUDY, train=lambda job, args: pytest.fail("run again"))
@@ -201,7 +201,7 @@ def test_snli_makes_its_table(pairs, tmp_path, monkeypatch, capsys):
     assert "99 % of what full data reaches" in capsys.readouterr().out
     run(module, monkeypatch, "tune", *where, "--strategy", "uniform", "--noise", 0.3)
     assert "validation pairs, n = 1" in capsys.readouterr().out
-    some = ("four of twelve, each once", "half of the wrong labels left out", "all wrong labels left out")
+    some = ("4 kept of 12, each once", "half of the wrong labels left out", "all wrong labels left out")
     run(module, monkeypatch, "ablation", *where, "--noise", 0.3, "--strategy", *some)
     lines = re.findall(r"\| 0\.3 \| ([^|]+) \|.* ([\d.]+) \|", capsys.readouterr().out)
     clean = {name: float(share) for name, share in lines}
@@ -250,7 +250,7 @@ def test_tiny_imagenet_makes_its_table_on_images_set_aside_from_weights_in_a_fil
         "--results",
         tmp_path / "log.jsonl",
     )
-    names = ("full", "stable", "believed", "oracle")
+    names = ("full", "stable", "label_confidence", "oracle")
     run(module, monkeypatch, "table", *options, "--strategy", *names, "--noise", 0.2, "--seeds", 1, "--validation")
     printed = capsys.readouterr().out
     assert re.findall(rf"\| 0\.2 \| (\w+) \| 0, 10, 0\.3 \| {NUMBER}", printed) == list(names)
