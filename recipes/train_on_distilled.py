@@ -71,16 +71,16 @@ def timm_accuracy(name: str, pretrained: bool, coreset: SyntheticCoreset, test: 
     return float(torch.cat(found).double().mean())
 
 
-def huggingface_model(name: str | None, classes: int):
+def huggingface_model(name: str | None, num_classes: int):
     """A pre-trained model with its processor, or a small vision transformer that knows nothing yet."""
     if name:
         model = transformers.AutoModelForImageClassification.from_pretrained(
-            name, num_labels=classes, ignore_mismatched_sizes=True
+            name, num_labels=num_classes, ignore_mismatched_sizes=True
         )
         return model, transformers.AutoImageProcessor.from_pretrained(name)
     config = transformers.ViTConfig(
         image_size=SIZE, patch_size=SIZE // 4, hidden_size=96, num_hidden_layers=4, num_attention_heads=4,
-        intermediate_size=192, num_labels=classes,
+        intermediate_size=192, num_labels=num_classes,
     )  # fmt: skip
     processor = transformers.ViTImageProcessor(size={"height": SIZE, "width": SIZE})
     return transformers.ViTForImageClassification(config), processor

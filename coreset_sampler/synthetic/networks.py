@@ -129,7 +129,13 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "resnet": r
 def network(
     name: str, channels: int, num_classes: int, image_size: int, *, widths: Sequence[int] | None = None
 ) -> Network:
-    """A maker of fresh networks by name, for the command line."""
+    """A maker of fresh networks by name.
+
+    Args:
+        name: of `NETWORKS`.
+        channels, num_classes, image_size: of the images, the last in pixels of a side.
+        widths: channels of the blocks; the network's own if not said.
+    """
     _check(name, widths)
     make = partial(NETWORKS[name], channels, num_classes, image_size)
     return make if widths is None else partial(make, widths=tuple(widths))

@@ -22,6 +22,10 @@ class LastLayerPosterior:
     One float64 Cholesky of $\min(n, h)$ rows and columns; no matrix of $h \times h$ unless $h < n$. All results are
     differentiable in features and targets, and come in the dtype of what was given. Lee, Lee and Lee 2025 (VBPC).
 
+    Args:
+        features, targets: of the coreset, `(n, h)` and `(n, k)`.
+        rho, gamma, beta: as above, all positive.
+
     Example:
         >>> q = LastLayerPosterior(features, targets, rho=100.0, gamma=1.0, beta=1e-4)
         >>> mean, var = q.predict(test_features)
