@@ -280,6 +280,7 @@ def test_no_path_writes_to_its_input() -> None:
     assert torch.equal(distances, before)
 
 
+@pytest.mark.integration
 def test_the_matrix_is_not_copied_and_numba_waits_for_the_first_call() -> None:
     code = (
         "import resource, sys, torch\n"

@@ -184,6 +184,7 @@ def test_a_table_cannot_be_shown(capsys, tmp_path):
     assert "only images" in err
 
 
+@pytest.mark.integration
 def test_the_command_runs_as_a_module():
     result = subprocess.run([sys.executable, "-m", "coreset_sampler.cli", "zoo"], capture_output=True, text=True)
     assert result.returncode == 0

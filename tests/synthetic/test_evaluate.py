@@ -224,6 +224,7 @@ def test_log_without_a_file_only_remembers():
     assert log.find({"seed": 1}) is None
 
 
+@pytest.mark.integration  # imports an image library that compiles for seconds
 @pytest.mark.parametrize("shape", [(2, 1, 8, 8), (2, 3, 32, 32)])
 def test_every_corruption_changes_images_and_repeats_with_the_seed(shape):
     pixels = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

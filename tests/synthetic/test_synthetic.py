@@ -407,6 +407,7 @@ class TestFile:
             load_coreset("fashion-mnist/no-such-set")
 
 
+@pytest.mark.integration
 def test_importing_the_package_imports_no_framework():
     import subprocess
 

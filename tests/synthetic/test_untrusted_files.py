@@ -462,6 +462,7 @@ class TestOneKindOfError:
         with pytest.raises(CoresetFileError, match=rf"a\.safetensors holds no valid coreset: {next(iter(change))}"):
             load_coreset(tmp_path / "a.safetensors")
 
+    @pytest.mark.integration
     def test_memory_that_runs_out_is_one_of_them(self, tmp_path):
         """In a process of its own, whose memory is limited."""
         pytest.importorskip("resource")
