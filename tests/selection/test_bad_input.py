@@ -323,7 +323,6 @@ def test_a_saved_state_holds_no_more_than_the_numbers_in_it(strategy):
     sampler = CoresetSampler(digits(), trained_net(), size=5 * 10, strategy=strategy)
     sampler.select()
     state = sampler.state_dict()
-    values = (state["strategy_state"] or {}).values()
-    kept = [value for value in values if isinstance(value, torch.Tensor)]
+    kept = [value for value in (state["strategy_state"] or {}).values() if isinstance(value, torch.Tensor)]
     for tensor in (state["indices"], state["weights"], *kept):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

@@ -120,8 +120,6 @@ def test_a_coreset_is_there_after_the_first_selection_and_asking_for_it_selects_
 
 def test_the_repr_says_size_strategy_with_settings_and_epoch():
     sampler = sampler_of(strategy=strategies.Crest(pool_size=50, keep=10))
-    list(sampler)
-    iter(sampler)
     sampler.set_epoch(3)
     assert re.fullmatch(r"CoresetSampler\(90 of 1797, strategy=Crest\(.*pool_size=50.*\), epoch=3\)", repr(sampler))
 
