@@ -171,20 +171,20 @@ class Counted(Dataset):
         return self.dataset[index]
 
 
-def ours(reuse: int = 1, **gaussian: Any) -> Callable[..., Callable[[], float]]:
+def ours(rescore_every: int = 1, **gaussian: Any) -> Callable[..., Callable[[], float]]:
     """Builds a contestant: `(model, data, labels, size) -> run`, which selects and returns the forwards it counts."""
 
     def build(model: nn.Module, data: Dataset, labels: Tensor, size: int) -> Callable[[], float]:
         posterior = SphericalGaussian(SCALE, **gaussian)
         strategy = strategies.Stable(
-            posterior=posterior, draws=DRAWS, pool_size=POOL_SIZE, keep=KEEP, rescore_every=reuse
+            posterior=posterior, draws=DRAWS, pool_size=POOL_SIZE, keep=KEEP, rescore_every=rescore_every
         )
 
         def run() -> float:
             sampler = CoresetSampler(
                 data, model, size=size, strategy=strategy, labels=labels, batch_size=BATCH_SIZE, progress=False
             )
-            for epoch in range(reuse):
+            for epoch in range(rescore_every):
                 sampler.set_epoch(epoch)
                 sampler.select()
             return sampler.stats["forward_examples"]
@@ -220,7 +220,7 @@ Ratio: the naive time over this one. Arithmetic: multiplications in convolutions
 (examples times draws, as `stats` counts them) and arithmetic are for one selected example.
 [1] Draws share everything before the last norm layer and that layer differs between them. Each draw has the same
 distribution as an independent one, so the expected distance is estimated without bias, from draws less unlike each other.
-[2] One look at the model serves {REUSE} selections, each with new pools; cost divided by all {REUSE}. A look takes the
+[2] One scoring pass serves {REUSE} selections, each with new pools; cost divided by all {REUSE}. It takes the
 candidates of {REUSE} selections, but never more than there are examples: that is what it saves, here a factor of two.
 [3] Another posterior than the naive one's: noise in the last linear layer only."""
 

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 Curve = Sequence[tuple[float, float]]  # (seconds, accuracy)
-COLOURS = {"full": "#1a1a1a", "uniform": "#888888", "crest": "#d98a2b", "stable": "#2b6cb0", "believed": "#2f855a"}
+COLOURS = {
+    "full": "#1a1a1a",
+    "uniform": "#888888",
+    "crest": "#d98a2b",
+    "stable": "#2b6cb0",
+    "label_confidence": "#2f855a",
+}
 
 
 def time_to_accuracy(curves: Mapping[str, Curve], path: Path, *, title: str = "") -> list[str]:

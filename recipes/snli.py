@@ -10,7 +10,7 @@ labels stay clean. A run that was killed goes on from the trainer's last checkpo
 Measured by `benchmarks/snli.py table --setting cpu --clock cpu`: MiniLM, half of it frozen, as in the third line but in
 bf16; 3,000 test pairs, n = 3, mean ± standard deviation; one rate for all, chosen for uniform on validation pairs:
 
-    noise   uniform         CREST           stable          believed        selection: CREST, stable, believed
+    noise   uniform         CREST           stable          confidence      selection: CREST, stable, confidence
     0.3     0.607 ± 0.028   0.612 ± 0.007   0.613 ± 0.009   0.620 ± 0.003   27 %, 30 %, 28 %
     0       0.726 ± 0.003   0.699 (n = 1)   0.710 (n = 1)   0.715 (n = 1)
 
@@ -38,12 +38,12 @@ from coreset_sampler import SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
 CLASSES = 3
-POOLS = dict(pool_size=4, keep=1, rescore_every=5)  # one pair of four of its class stays; a look serves five epochs
+POOLS = dict(pool_size=4, keep=1, rescore_every=5)  # scores serve five epochs
 STRATEGIES = {
     "uniform": strategies.Uniform(),
     "crest": strategies.Crest(**POOLS),
     "stable": strategies.Stable(posterior=SphericalGaussian(0.01, "norm", redraw=1), draws=4, **POOLS),
-    "believed": strategies.LabelConfidence(rescore_every=5, warm_up=0),
+    "label_confidence": strategies.LabelConfidence(rescore_every=5, warm_up=0),
 }
 
 

@@ -58,7 +58,7 @@ def test_cifar10_makes_its_table_and_takes_finished_runs_from_the_log(
     table = ("table", "--data", digits_folder, "--setting", "cpu", "--seeds", 1, "--results", log)
     run(cifar10, monkeypatch, *table)
     printed = capsys.readouterr().out
-    assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|believed|full) \|.*{NUMBER}", printed)) == 10
+    assert len(re.findall(rf"\| 0\.[03] \| (?:uniform|crest|stable|label_confidence|full) \|.*{NUMBER}", printed)) == 10
     lines = log.read_text().splitlines()
     assert len(lines) == 10
     again = dataclasses.replace(cifar10.STUDY, train=lambda job, args: pytest.fail("run again"))
@@ -250,7 +250,7 @@ def test_tiny_imagenet_makes_its_table_on_images_set_aside_from_weights_in_a_fil
         "--results",
         tmp_path / "log.jsonl",
     )
-    names = ("full", "stable", "believed", "oracle")
+    names = ("full", "stable", "label_confidence", "oracle")
     run(module, monkeypatch, "table", *options, "--strategy", *names, "--noise", 0.2, "--seeds", 1, "--validation")
     printed = capsys.readouterr().out
     assert re.findall(rf"\| 0\.2 \| (\w+) \| 0, 10, 0\.3 \| {NUMBER}", printed) == list(names)
@@ -272,7 +272,7 @@ def test_fashion_mnist_tunes_and_runs_every_contestant(monkeypatch, tmp_path, ca
         pools=dict(pool_size=40, keep=20, rescore_every=2),
     )
     options = ("--data", digits_folder, "--noise", 0.5, "--results", tmp_path / "log.jsonl", "--seeds", 1)
-    run(module, monkeypatch, "tune", *options, "--strategy", "craig", "doubting")
+    run(module, monkeypatch, "tune", *options, "--strategy", "craig", "stable, by label confidence")
     assert re.search(
         r"\(0.5, 'craig'\): \{'lr': 0.05, 'batch_size': 10, 'passes': 0.[24]\},  # 0\.", capsys.readouterr().out
     )

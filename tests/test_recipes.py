@@ -49,7 +49,7 @@ def tiny_bert(tmp_path_factory):
 SMALL = ("--batch-size", 10, "--fraction", 0.5, "--epochs", 10)
 
 
-@pytest.mark.parametrize("strategy", ["stable", "believed"])
+@pytest.mark.parametrize("strategy", ["stable", "label_confidence"])
 def test_cifar10_trains(strategy, digits_folder, monkeypatch, capsys):
     pytest.importorskip("torchvision")
     run(recipe("cifar10"), monkeypatch, "--data", digits_folder, *SMALL, "--strategy", strategy, "--noise", 0.2)
@@ -117,7 +117,7 @@ def test_imagenet_resumed_goes_on_to_the_same_weights(imagenet, image_folder, tm
     assert re.findall(r"accuracy \d\.\d+", capsys.readouterr().out) == accuracy
 
 
-@pytest.mark.parametrize("strategy", ["uniform", "believed"])
+@pytest.mark.parametrize("strategy", ["uniform", "label_confidence"])
 def test_imagenet_reads_hugging_face_data(strategy, imagenet, digits_folder, tmp_path, monkeypatch, capsys):
     options = ("--strategy", strategy, "--epochs", 2, "--checkpoint", tmp_path / "run.pt")
     run(imagenet, monkeypatch, "--data", digits_folder, *TOY, *options)
@@ -128,7 +128,7 @@ def test_snli_trains_and_goes_on_from_a_checkpoint(sentences, tiny_bert, tmp_pat
     pytest.importorskip("accelerate")
     module = recipe("snli")
     options = ("--data", sentences, "--model", tiny_bert, "--output", tmp_path, "--noise", 0.3, "--freeze", 1)
-    options += ("--pairs", 60, "--batch-size", 3, "--lr", 1e-3, "--strategy", "believed")
+    options += ("--pairs", 60, "--batch-size", 3, "--lr", 1e-3, "--strategy", "label_confidence")
     run(module, monkeypatch, *options, "--passes", 1)
     assert re.search(r"accuracy \d\.\d+\nselection took \d+% of the time", capsys.readouterr().out)
     assert list(tmp_path.glob("checkpoint-*/coreset_sampler.pt"))
