@@ -238,7 +238,9 @@ def main() -> None:
         "--data", help="folder or hub id of images with columns img or image, and label; default: digits"
     )
     parser.add_argument("--n", type=int, default=1500, help="examples (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, nargs="+", default=[1, 5, 20], help="when to look (default: %(default)s)")
+    parser.add_argument(
+        "--epochs", type=int, nargs="+", default=[1, 5, 20], help="when to draw it (default: %(default)s)"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--picture", type=Path, default=Path("runs/landscape.png"), help="default: %(default)s")
     args = parser.parse_args()

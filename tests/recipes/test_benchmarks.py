@@ -272,7 +272,7 @@ def test_fashion_mnist_tunes_and_runs_every_contestant(monkeypatch, tmp_path, ca
         pools=dict(pool_size=40, keep=20, rescore_every=2),
     )
     options = ("--data", digits_folder, "--noise", 0.5, "--results", tmp_path / "log.jsonl", "--seeds", 1)
-    run(module, monkeypatch, "tune", *options, "--strategy", "craig", "doubting")
+    run(module, monkeypatch, "tune", *options, "--strategy", "craig", "stable, by label confidence")
     assert re.search(
         r"\(0.5, 'craig'\): \{'lr': 0.05, 'batch_size': 10, 'passes': 0.[24]\},  # 0\.", capsys.readouterr().out
     )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-import torch
+from torch import Tensor
 
 from ..coreset import Coreset
 from ..facility_location import cover
-from ..types import Balance, View
-from .per_class import gradients, select_per_class
-from .settings import check_balance
+from ..types import View
+from .per_class import PerClass
 
 
 @dataclass(frozen=True)
-class Craig:
+class Craig(PerClass):
     r"""Keeps in each class the examples whose gradients cover those of all its others (Mirzasoleiman et al., 2020).
 
     Greedily minimises $\sum_i \min_{j \in S} \lVert g_j(w) - g_i(w) \rVert$ with logit gradients. Cost: every example
@@ -25,13 +24,8 @@ class Craig:
         balance: `"equal"` keeps as many of each class, `"proportional"` in proportion to their size.
     """
 
-    balance: Balance = "equal"
+    def _score(self, view: View, groups: Sequence[Tensor]) -> Iterator[Tensor]:
+        return (vectors[0] for vectors in view.gradients(groups))
 
-    State: ClassVar[type | None] = None
-
-    def __post_init__(self) -> None:
-        check_balance(self.balance)
-
-    def select(self, view: View, size: int, state: None, generator: torch.Generator) -> tuple[Coreset, None]:
-        """Class by class over the whole training set."""
-        return select_per_class(view, size, generator, balance=self.balance, score=gradients, choose=cover), None
+    def _choose(self, vectors: Tensor, size: int) -> Coreset:
+        return cover(vectors, size)

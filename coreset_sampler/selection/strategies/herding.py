@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..coreset import Coreset
-from ..types import Balance, View
-from .per_class import embeddings, select_per_class
-from .settings import check_balance
+from ..types import View
+from .per_class import PerClass
 
 
 @dataclass(frozen=True)
-class Herding:
+class Herding(PerClass):
     r"""Keeps in each class examples whose mean embedding is that of the class (Welling, 2009).
 
     Greedily minimises $\lVert \tfrac1n \sum_i h_i - \tfrac1{|S|} \sum_{j \in S} h_j \rVert$ with $h$ what the head
@@ -25,16 +24,11 @@ class Herding:
         balance: `"equal"` keeps as many of each class, `"proportional"` in proportion to their size.
     """
 
-    balance: Balance = "equal"
+    def _score(self, view: View, groups: Sequence[Tensor]) -> Iterator[Tensor]:
+        return view.embeddings(groups)
 
-    State: ClassVar[type | None] = None
-
-    def __post_init__(self) -> None:
-        check_balance(self.balance)
-
-    def select(self, view: View, size: int, state: None, generator: torch.Generator) -> tuple[Coreset, None]:
-        """Class by class over the whole training set."""
-        return select_per_class(view, size, generator, balance=self.balance, score=embeddings, choose=match_mean), None
+    def _choose(self, vectors: Tensor, size: int) -> Coreset:
+        return match_mean(vectors, size)
 
 
 def match_mean(vectors: Tensor, size: int) -> Coreset:

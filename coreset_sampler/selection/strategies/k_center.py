@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..coreset import Coreset
-from ..types import Balance, View
-from .per_class import embeddings, select_per_class
-from .settings import check_balance
+from ..types import View
+from .per_class import PerClass
 
 
 @dataclass(frozen=True)
-class KCenter:
+class KCenter(PerClass):
     r"""Keeps in each class embeddings that are far apart (Sener and Savarese, 2018).
 
     Greedily minimises $\max_i \min_{j \in S} \lVert h_j - h_i \rVert$ with $h$ what the head receives, within a factor
@@ -26,18 +25,11 @@ class KCenter:
         balance: `"equal"` keeps as many of each class, `"proportional"` in proportion to their size.
     """
 
-    balance: Balance = "equal"
+    def _score(self, view: View, groups: Sequence[Tensor]) -> Iterator[Tensor]:
+        return view.embeddings(groups)
 
-    State: ClassVar[type | None] = None
-
-    def __post_init__(self) -> None:
-        check_balance(self.balance)
-
-    def select(self, view: View, size: int, state: None, generator: torch.Generator) -> tuple[Coreset, None]:
-        """Class by class over the whole training set."""
-        return select_per_class(
-            view, size, generator, balance=self.balance, score=embeddings, choose=farthest_first
-        ), None
+    def _choose(self, vectors: Tensor, size: int) -> Coreset:
+        return farthest_first(vectors, size)
 
 
 def farthest_first(vectors: Tensor, size: int) -> Coreset:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,27 +12,39 @@ from torch import Tensor
 from ..coreset import Coreset
 from ..types import Balance, View
 from .pools import quotas
+from .settings import check_balance
 
 
-def select_per_class(
-    view: View,
-    size: int,
-    generator: torch.Generator,
-    *,
-    balance: Balance,
-    score: Callable[[View, Iterable[Tensor]], Iterator[Tensor]],
-    choose: Callable[[Tensor, int], Coreset],
-) -> Coreset:
-    """Applies `choose(vectors of one class, how many)` to each class; classes are shared out over processes."""
-    quota = quotas(view.labels, size, balance, generator)
-    classes = view.shard(quota.nonzero().flatten().tolist())
-    members = [(view.labels == c).nonzero().flatten() for c in classes]
-    parts = []
-    for c, indices, vectors in zip(classes, members, score(view, members), strict=True):
-        _check_finite(vectors, indices)
-        chosen = choose(vectors, int(quota[c]))
-        parts.append(Coreset(indices[chosen.indices], chosen.weights))
-    return Coreset.merge(view.gather(parts))
+@dataclass(frozen=True)
+class PerClass:
+    """Keeps some of each class, chosen among all of its examples. A strategy says how to score and how to choose."""
+
+    balance: Balance = "equal"
+
+    State: ClassVar[type | None] = None
+
+    def __post_init__(self) -> None:
+        check_balance(self.balance)
+
+    def select(self, view: View, size: int, state: None, generator: torch.Generator) -> tuple[Coreset, None]:
+        """Scores and chooses class by class; classes are shared out over processes."""
+        quota = quotas(view.labels, size, self.balance, generator)
+        classes = view.shard(quota.nonzero().flatten().tolist())
+        members = [(view.labels == c).nonzero().flatten() for c in classes]
+        parts = []
+        for c, indices, vectors in zip(classes, members, self._score(view, members), strict=True):
+            _check_finite(vectors, indices)
+            chosen = self._choose(vectors, int(quota[c]))
+            parts.append(Coreset(indices[chosen.indices], chosen.weights))
+        return Coreset.merge(view.gather(parts)), None
+
+    def _score(self, view: View, groups: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The vectors `(k, d)` of each group of indices `(k,)`."""
+        raise NotImplementedError
+
+    def _choose(self, vectors: Tensor, size: int) -> Coreset:
+        """`size` of the vectors of one class."""
+        raise NotImplementedError
 
 
 def _check_finite(vectors: Tensor, indices: Tensor) -> None:
@@ -40,13 +54,3 @@ def _check_finite(vectors: Tensor, indices: Tensor) -> None:
             f"the model gives NaN or infinite numbers for {int(bad.sum())} of {len(indices)} examples of a class (the first "
             f"is example {int(indices[int(bad.nonzero()[0])])}). Has training diverged?"
         )
-
-
-def gradients(view: View, groups: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Scores: the logit gradients at the current weights."""
-    return (vectors[0] for vectors in view.gradients(groups))
-
-
-def embeddings(view: View, groups: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Scores: what the head receives."""
-    return view.embeddings(groups)

@@ -142,7 +142,7 @@ def _state_of(strategy: Strategy, values: Any) -> State:
     kind = getattr(strategy, "State", None)
     if kind is None or not isinstance(values, Mapping):
         raise _damaged(strategy, values)
-    hints = {field.name: get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)}
+    hints = _hints(kind)
     if values.keys() != hints.keys():
         raise _damaged(strategy, values)
     found = {}
@@ -154,6 +154,15 @@ def _state_of(strategy: Strategy, values: Any) -> State:
         else:
             raise _damaged(strategy, {name: values[name]})
     return kind(**found)
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    """The type of each field; `object` where annotations cannot be evaluated, as of what is imported for checkers only."""
+    try:
+        found = get_type_hints(kind)
+    except NameError:
+        found = {}
+    return {field.name: found.get(field.name, object) for field in dataclasses.fields(kind)}
 
 
 def _damaged(strategy: Strategy, values: Any) -> ValueError:
