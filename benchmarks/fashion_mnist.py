@@ -20,7 +20,7 @@ Measured (table, n = 5 seeds, mean ± standard deviation, whole test set; every 
 So with half the labels wrong stable with `confidence_exponent=2` is 3.5 points over tuned uniform sampling and 3.0
 over tuned CREST; at 0.3 it is 1.8 and 1.1 over them, and on clean data level with uniform. Without it the lead over CREST
 is one of tuning: at the same settings CREST is level with stable, and so it is when both have the exponent (ablation). Two
-CPU cores, one thread per run; "stable, by label confidence" was measured while other work ran on them, which raises its share.
+CPU cores, one thread per run; "stable, by label confidence" was measured beside other work, which raises its share.
 """
 
 from __future__ import annotations

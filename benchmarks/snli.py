@@ -28,7 +28,7 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from statistics import fmean
 
@@ -41,7 +41,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from coreset_sampler import Coreset, SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
-from coreset_sampler.selection.types import Strategy, View
+from coreset_sampler.selection.types import State, View
 
 snli = recipe("snli")
 FRACTION = 0.1
@@ -84,7 +84,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def strategy_of(name: str, setting: TextSetting, epochs: float, wrong: Tensor) -> Strategy:
+def strategy_of(name: str, setting: TextSetting, epochs: float, wrong: Tensor) -> strategies.WarmUp:
     posterior = partial(SphericalGaussian, layers="norm", redraw=1)
     crest = partial(strategies.Crest, **setting.pools)
     stable = partial(strategies.Stable, posterior=posterior(setting.scale), draws=4, **setting.pools)
@@ -112,16 +112,20 @@ def strategy_of(name: str, setting: TextSetting, epochs: float, wrong: Tensor) -
     return strategies.WarmUp(chosen, selections=round(share * epochs))  # the head starts at random
 
 
-def watched(strategy: Strategy, wrong: Tensor, shares: list[float], *, by_weight: bool) -> Strategy:
-    """The same, and the share of right labels in each selection goes into `shares`."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Watched(strategies.WarmUp):
+    """A warm-up; the share of right labels in each selection goes into `shares`."""
 
-    def select(view: View, size: int, generator: torch.Generator) -> Coreset:
-        coreset = strategy(view, size, generator)
-        shown = coreset.weights if by_weight else torch.ones_like(coreset.weights)
-        shares.append(float((shown * ~torch.isin(coreset.indices, wrong)).sum() / shown.sum()))
-        return coreset
+    wrong: Tensor = field(repr=False)
+    shares: list[float] = field(repr=False)
+    by_weight: bool
 
-    return select
+    def select(self, view: View, size: int, state: State, generator: torch.Generator) -> tuple[Coreset, State]:
+        """As the warm-up does."""
+        coreset, state = super().select(view, size, state, generator)
+        shown = coreset.weights if self.by_weight else torch.ones_like(coreset.weights)
+        self.shares.append(float((shown * ~torch.isin(coreset.indices, self.wrong)).sum() / shown.sum()))
+        return coreset, state
 
 
 @cache
@@ -153,7 +157,8 @@ def train(job: Row, args: argparse.Namespace) -> Row:
     wrong = (noisy != clean).nonzero().flatten()
     weights = "none" if job["strategy"].endswith("each once") else "draw"
     strategy, shares = strategy_of(job["strategy"], setting, job["passes"] / fraction, wrong), list[float]()
-    strategy = watched(strategy, wrong, shares, by_weight=weights == "draw")
+    watch = dict(wrong=wrong, shares=shares, by_weight=weights == "draw")
+    strategy = Watched(strategy.strategy, selections=strategy.selections, **watch)
     own = argparse.Namespace(
         model=args.model, freeze=setting.freeze, output=folder, seed=job["seed"], lr=job["lr"], passes=job["passes"],
         batch_size=setting.batch_size,
