@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from coreset_sampler import Coreset
-from coreset_sampler.selection.types import Strategy, View
+from coreset_sampler.selection.types import View
 
 
-def oracle(wrong: Tensor) -> Strategy:
+def oracle(wrong: Tensor) -> Callable[[View, int, torch.Generator], Coreset]:
     """Keeps a random subset without the examples `wrong`: what could be had by knowing wrong labels and nothing else."""
 
     def select(view: View, size: int, generator: torch.Generator) -> Coreset:

@@ -10,7 +10,7 @@
 Training is that of recipes/snli.py. Noise goes into the LayerNorm weights and biases for stable's scores (the paper's way);
 `label_confidence` shows a pair less often the less the model trusts its label. Labels are replaced before anything reads
 them, so that training and selection both see the wrong ones; validation pairs (others of the training split) and test
-pairs stay clean. A run in progress is the trainer's checkpoint beside --results (its seconds are then those since it went on).
+pairs stay clean. A run in progress is the trainer's checkpoint beside --results (its seconds are then those since then).
 
 Measured (`table --setting cpu --clock cpu`: MiniLM, half of it frozen, 4,000 pairs, 2 passes; 3,000 test pairs, n = 3, mean
 ± standard deviation; one rate for all, chosen for uniform on validation pairs):
@@ -28,7 +28,7 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from statistics import fmean
 
@@ -41,7 +41,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from coreset_sampler import Coreset, SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
-from coreset_sampler.selection.types import Strategy, View
+from coreset_sampler.selection.types import State, View
 
 snli = recipe("snli")
 FRACTION = 0.1
@@ -85,7 +85,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def strategy_of(name: str, setting: TextSetting, epochs: float, wrong: Tensor) -> Strategy:
+def strategy_of(name: str, setting: TextSetting, epochs: float, wrong: Tensor) -> strategies.WarmUp:
     posterior = partial(SphericalGaussian, layers="norm", redraw=1)
     crest = partial(strategies.Crest, **setting.pools)
     stable = partial(strategies.Stable, posterior=posterior(setting.scale), draws=4, **setting.pools)
@@ -113,16 +113,20 @@ def strategy_of(name: str, setting: TextSetting, epochs: float, wrong: Tensor) -
     return strategies.WarmUp(chosen, selections=round(share * epochs))  # the head starts at random
 
 
-def watched(strategy: Strategy, wrong: Tensor, shares: list[float], *, by_weight: bool) -> Strategy:
-    """The same, and the share of right labels in each selection goes into `shares`."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Watched(strategies.WarmUp):
+    """A warm-up; the share of right labels in each selection goes into `shares`."""
 
-    def select(view: View, size: int, generator: torch.Generator) -> Coreset:
-        coreset = strategy(view, size, generator)
-        shown = coreset.weights if by_weight else torch.ones_like(coreset.weights)
-        shares.append(float((shown * ~torch.isin(coreset.indices, wrong)).sum() / shown.sum()))
-        return coreset
+    wrong: Tensor = field(repr=False)
+    shares: list[float] = field(repr=False)
+    by_weight: bool
 
-    return select
+    def select(self, view: View, size: int, state: State, generator: torch.Generator) -> tuple[Coreset, State]:
+        """As the warm-up does."""
+        coreset, state = super().select(view, size, state, generator)
+        shown = coreset.weights if self.by_weight else torch.ones_like(coreset.weights)
+        self.shares.append(float((shown * ~torch.isin(coreset.indices, self.wrong)).sum() / shown.sum()))
+        return coreset, state
 
 
 @cache
@@ -154,7 +158,8 @@ def train(job: Row, args: argparse.Namespace) -> Row:
     wrong = (noisy != clean).nonzero().flatten()
     weighting = "none" if job["strategy"].endswith("each once") else "resample"
     strategy, shares = strategy_of(job["strategy"], setting, job["passes"] / fraction, wrong), list[float]()
-    strategy = watched(strategy, wrong, shares, by_weight=weighting == "resample")
+    watch = dict(wrong=wrong, shares=shares, by_weight=weighting == "resample")
+    strategy = Watched(strategy.strategy, selections=strategy.selections, **watch)
     own = argparse.Namespace(
         model=args.model, freeze=setting.freeze, output=folder, seed=job["seed"], lr=job["lr"], passes=job["passes"],
         batch_size=setting.batch_size,

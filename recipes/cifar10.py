@@ -119,9 +119,7 @@ def main() -> None:
         strategy=strategies.WarmUp(STRATEGIES[args.strategy], selections=args.epochs // 10),
         selection_dataset=Images(images, labels, transforms.Compose(PLAIN)),  # where they are not moved or mirrored
     )  # fmt: skip
-    loader = DataLoader(
-        train_set, args.batch_size // world, sampler=sampler, drop_last=True, num_workers=args.workers, pin_memory=cuda
-    )
+    loader = DataLoader(train_set, args.batch_size // world, sampler=sampler, drop_last=True, num_workers=args.workers)
     steps = args.epochs * len(loader)
     if not steps:
         raise SystemExit(f"--batch-size {args.batch_size} is larger than an epoch of {sampler.size} images")

@@ -37,7 +37,7 @@ LONG_FUNCTIONS = {
     "coreset_sampler/selection/_greedy.py:lazy": "one loop, compiled whole: numba would inline its parts again",
     "coreset_sampler/synthetic/pipeline.py:distill": "half of it is the signature, every setting of a run by name",
 }
-TORCH_IN_CLI = {"evaluate.py": "not moved yet", "experts.py": "not moved yet", "problem.py": "not moved yet"}
+TORCH_IN_CLI = {"options.py": "the number of threads", "experts.py": "the process group of torchrun"}
 
 
 def package_of(path):

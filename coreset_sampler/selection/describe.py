@@ -10,7 +10,8 @@ from typing import Any
 def describe(value: Any) -> str:
     """Name and settings of a strategy, or of a setting of one.
 
-    What a function of one's own has closed over is not seen, nor what an object may change as it goes.
+    What a function of one's own has closed over is not seen, nor what an object may change as it goes, nor a dataclass's
+    fields that its `repr` leaves out.
     """
     if isinstance(value, partial):
         settings = [*map(describe, value.args), *(f"{k}={describe(v)}" for k, v in value.keywords.items())]
@@ -18,7 +19,7 @@ def describe(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
         fields = dataclasses.fields(value) if frozen else ()
-        settings = [f"{field.name}={describe(getattr(value, field.name))}" for field in fields]
+        settings = [f"{field.name}={describe(getattr(value, field.name))}" for field in fields if field.repr]
         return f"{type(value).__qualname__}({', '.join(settings)})"
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)

@@ -17,6 +17,8 @@ import toy_data
 from harness import rows_of
 from toy_data import NUMBER, ROOT
 
+from coreset_sampler import strategies
+
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
@@ -213,7 +215,7 @@ def test_snli_ablation_names_strategies_that_there_are():
     pytest.importorskip("accelerate")
     module = importlib.import_module("snli")
     for name in module.ABLATION:
-        assert callable(module.strategy_of(name, module.SETTINGS["cpu"], 20, torch.tensor([3, 5])))
+        assert strategies.resolve(module.strategy_of(name, module.SETTINGS["cpu"], 20, torch.tensor([3, 5])))
 
 
 def test_snli_validates_on_pairs_that_it_does_not_train_on(pairs, monkeypatch):
@@ -285,7 +287,7 @@ def test_fashion_mnist_tunes_and_runs_every_contestant(monkeypatch, tmp_path, ca
 def test_fashion_mnist_names_strategies_that_there_are_and_tells_what_was_tuned():
     module = importlib.import_module("fashion_mnist")
     setting = module.SETTINGS["cpu"]
-    assert all(callable(contestant.strategy()) for contestant in module.contestants(setting).values())
+    assert all(strategies.resolve(contestant.strategy()) for contestant in module.contestants(setting).values())
     assert setting.trial(0.5, "crest") == dict(lr=0.1, batch_size=64, passes=8)
     assert setting.trial(0.5, "8 draws") == setting.trial(0.5, "stable") == dict(lr=0.02, batch_size=16, passes=4)
 

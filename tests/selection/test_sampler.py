@@ -274,7 +274,7 @@ def test_the_state_of_a_strategy_survives_a_resume():
 KILLED = """
     import sys, time, torch
     torch.set_num_threads(1)  # as the process that compares: more would train the scenario's network to other bits
-    sys.path.insert(0, {tests!r})
+    sys.path[:0] = {tests!r}
     from test_sampler import sampler_of
     from scenarios import digits
     from coreset_sampler import strategies
@@ -294,7 +294,7 @@ KILLED = """
 @pytest.mark.integration
 def test_after_sigkill_in_mid_epoch_the_remaining_indices_are_the_same(tmp_path):
     path = str(tmp_path / "state.pt")
-    script = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parents[1]), path=path))
+    script = textwrap.dedent(KILLED.format(tests=[str(parent) for parent in Path(__file__).parents[:2]], path=path))
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if line.strip() == "1 2":
