@@ -127,7 +127,7 @@ def contestants(setting: ImageSetting) -> dict[str, Contestant]:
         "oracle": oracle,
     }
     return {
-        name: Contestant(make, knows=name == "oracle", weighting="none" if name.endswith("each once") else "draw")
+        name: Contestant(make, knows=name == "oracle", weighting="none" if name.endswith("each once") else "resample")
         for name, make in made.items()
     }
 
