@@ -2,7 +2,7 @@
 
 A folder holds `expert_0003_epoch_007.safetensors`, the flat parameters of expert 3 after 7 epochs (0 being the start), one
 file for each, and `experts.json`, what they were trained on and how. A trajectory never has to fit in memory, and a
-killed run goes on after the last epoch that was written.
+killed run continues after the last epoch that was written.
 """
 
 from __future__ import annotations
