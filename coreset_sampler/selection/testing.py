@@ -40,8 +40,9 @@ def check_strategy(strategy: str | Strategy | Callable[..., Coreset]) -> None:
         _check_state(sampler, again, where)
         after = sampler.model.state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before), f"the model was changed {where}"
-        labels = torch.arange(n) % classes
-        assert torch.equal(labels, sampler._labels), f"view.labels was changed {where}"
+        labels, now = torch.arange(n) % classes, sampler._labels
+        assert now is not None
+        assert torch.equal(labels, now), f"view.labels was changed {where}"
 
 
 def _check_equal(first: Coreset, second: Coreset, rule: str) -> None:
