@@ -49,7 +49,7 @@ def knows_labels(predicted: Predictions, labels: Tensor) -> bool:
     agree = float((predicted.likeliest == labels).double().mean())
     shares = [torch.bincount(classes_of, minlength=classes) / k for classes_of in (predicted.likeliest, labels)]
     chance = float(shares[0] @ shares[1])
-    return agree > chance + _ERRORS_ABOVE_CHANCE * (chance * (1 - chance) / k) ** 0.5
+    return bool(agree > chance + _ERRORS_ABOVE_CHANCE * (chance * (1 - chance) / k) ** 0.5)
 
 
 def noise_rate(estimate: float, predicted: Predictions, labels: Tensor) -> float | None:

@@ -7,12 +7,13 @@ from functools import partial
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from ..coreset import Coreset
 from ..posterior import SphericalGaussian
 from ..types import Balance, Posterior, View
 from .covering import cover_pools
-from .pools import draw_pools
+from .pools import Pools, draw_pools
 from .scores import CHUNK, FreshScores, KeptScores, ScoredCandidates, random_of_each_class
 from .settings import check_at_least, check_balance, check_exponent
 
@@ -69,18 +70,20 @@ class Stable:
         self, view: View, size: int, state: ScoredCandidates | None, generator: torch.Generator
     ) -> tuple[Coreset, ScoredCandidates | None]:
         """Deals pools, scores their candidates, or finds the scores of an earlier pass, and covers the pools."""
-        pools = dict(size=size, keep=min(self.keep, size), pool_size=self.pool_size, balance=self.balance)
-        deal = partial(draw_pools, **pools, generator=generator)  # type: ignore[arg-type]
         cover = partial(cover_pools, view, exponent=self.confidence_exponent, generator=generator)
         if self.rescore_every == 1:
-            dealt = deal(view.labels)
+            dealt = self._deal(view.labels, size, generator)
             draws = self.posterior.draw(view, self.draws, generator)
             return cover(dealt, FreshScores(view, draws)), None
         if state is None or state.uses_left == 0:
             state = self._score(view, size, generator)
         kept = KeptScores(view.labels, state)
-        dealt = kept.of_examples(deal(view.labels[state.candidates]))
+        dealt = kept.of_examples(self._deal(view.labels[state.candidates], size, generator))
         return cover(dealt, kept), replace(state, uses_left=state.uses_left - 1)
+
+    def _deal(self, labels: Tensor, size: int, generator: torch.Generator) -> Pools:
+        keep = min(self.keep, size)
+        return draw_pools(labels, size, keep=keep, pool_size=self.pool_size, balance=self.balance, generator=generator)
 
     def _score(self, view: View, size: int, generator: torch.Generator) -> ScoredCandidates:
         wanted = round(self.rescore_every * size * self.pool_size / min(self.keep, size))

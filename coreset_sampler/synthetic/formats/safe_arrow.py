@@ -122,7 +122,8 @@ def _chunk(path: Path, array: Any) -> np.ndarray:
     kind = array.type
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise CoresetFileError(f"{path} has values of type {kind}, where numbers are needed")
-    return array.to_numpy(zero_copy_only=False).reshape(shape)
+    numbers: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
+    return numbers.reshape(shape)
 
 
 def embedded(path: Path, column: Any) -> list[bytes] | None:
