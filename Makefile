@@ -10,6 +10,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# a process per core, a file at a time
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .PHONY: demo test test-slow check lint docs hooks clean
 
@@ -17,13 +19,13 @@ demo: $(VENV)/.demo
 	$(BIN)/python recipes/digits_noise.py
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 check: lint
-	$(BIN)/python -m pytest -m 'not integration and not recipe and not slow'
+	$(PYTEST) -m 'not integration and not recipe and not slow'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
