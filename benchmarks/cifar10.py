@@ -27,9 +27,10 @@ The setting `paper` was not run to its end yet.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from harness import Row, Study, main
@@ -39,7 +40,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from coreset_sampler import Coreset, SphericalGaussian, strategies
-from coreset_sampler.selection.types import Strategy, View
+from coreset_sampler.selection.types import State, View
 
 
 class Block(nn.Module):
@@ -119,7 +120,7 @@ def contestants(setting: ImageSetting) -> dict[str, Contestant]:
         "1 kept of 10": partial(stable, pool_size=10, keep=1),
         "2 kept of 10": several,
         "2 kept of 10, each once": several,
-        "random examples, weights of 2 kept of 10": partial(elsewhere, several),
+        "random examples, weights of 2 kept of 10": lambda: Elsewhere(several()),
         "confidence_exponent 2": partial(stable, confidence_exponent=2),
         "confidence_exponent 2, no noise": partial(crest, confidence_exponent=2),
         "label_confidence, exponent 1": partial(confidence, exponent=1),
@@ -132,15 +133,18 @@ def contestants(setting: ImageSetting) -> dict[str, Contestant]:
     }
 
 
-def elsewhere(make: partial[Strategy]) -> Strategy:
+@dataclass(frozen=True)
+class Elsewhere:
     """The weights of a selection on random examples: what it costs to draw some more than once, by itself."""
-    strategy = make()
 
-    def select(view: View, size: int, generator: torch.Generator) -> Coreset:
-        weights = strategy(view, size, generator).weights
-        return Coreset(torch.randperm(len(view.labels), generator=generator)[:size], weights)
+    stable: strategies.Stable
 
-    return select
+    State: ClassVar[type | None] = strategies.Stable.State
+
+    def select(self, view: View, size: int, state: State, generator: torch.Generator) -> tuple[Coreset, State]:
+        """Selects as stable does and puts random examples in their places."""
+        coreset, state = self.stable.select(view, size, state, generator)
+        return Coreset(torch.randperm(len(view.labels), generator=generator)[:size], coreset.weights), state
 
 
 def one_run(job: Row, args: argparse.Namespace) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from scenarios import conv_net, digits
 from torch import nn
 from torch.utils.data import Dataset
@@ -88,10 +90,18 @@ def quiet_environment() -> dict[str, str]:
 
 @functools.cache
 def two_processes(script: str = "two_processes.py", *arguments: str) -> list[dict[str, Any]]:
-    """What the script of that name notes down in each of two processes; it runs once a session."""
-    with tempfile.TemporaryDirectory() as folder:
-        launch(SCRIPTS / script, folder, *arguments)
-        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    """What the script of that name notes down in each of two processes; it runs once a session.
+
+    Where several processes run the tests (pytest-xdist), the first of them runs it and the others wait for its notes.
+    """
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")
+    folder = Path(tempfile.gettempdir()) / "-".join(["coreset-sampler-tests", session, Path(script).stem, *arguments])
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory() as notes:
+                launch(SCRIPTS / script, notes, *arguments)
+                shutil.copytree(notes, folder)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
 def start_ray() -> None:

@@ -188,6 +188,7 @@ def pairs(tmp_path_factory):
     return "--data", folders[0], "--model", folders[1]
 
 
+@pytest.mark.slow
 def test_snli_makes_its_table(pairs, tmp_path, monkeypatch, capsys):
     module = importlib.import_module("snli")
     small = dict(n=60, n_held_out=20, passes=0.4, lengths=(0.2, 0.4), batch_size=3, freeze=1, warm_up=0.25)
@@ -274,7 +275,7 @@ def test_fashion_mnist_tunes_and_runs_every_contestant(monkeypatch, tmp_path, ca
         pools=dict(pool_size=40, keep=20, rescore_every=2),
     )
     options = ("--data", digits_folder, "--noise", 0.5, "--results", tmp_path / "log.jsonl", "--seeds", 1)
-    run(module, monkeypatch, "tune", *options, "--strategy", "craig", "stable, by label confidence")
+    run(module, monkeypatch, "tune", *options, "--strategy", "craig", "stable, exponent 2")
     assert re.search(
         r"\(0.5, 'craig'\): \{'lr': 0.05, 'batch_size': 10, 'passes': 0.[24]\},  # 0\.", capsys.readouterr().out
     )

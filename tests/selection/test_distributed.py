@@ -64,10 +64,10 @@ def run_on_two(tmp_path, strategy, cls="DistributedCoresetSampler", overhead="No
 @pytest.mark.parametrize(
     "strategy",
     [
-        "strategies.Stable(pool_size=50, keep=10)",
+        pytest.param("strategies.Stable(pool_size=50, keep=10)", marks=pytest.mark.slow),
         "strategies.Stable(pool_size=50, keep=10, rescore_every=2)",
         "strategies.LabelConfidence(candidates=5, rescore_every=2, warm_up=0)",
-        "strategies.Craig()",
+        pytest.param("strategies.Craig()", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_have_the_same_coreset_equal_shares_and_half_the_work(tmp_path, strategy):
