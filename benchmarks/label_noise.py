@@ -1,0 +1,256 @@
+r"""How many labels are wrong, and which: a model of label noise fitted to what a network said before it was trained on them.
+
+With the logits $z_i$ of examples at their *first* visit, nothing of their labels has been learned yet. If a label $y$ comes
+from the true class $k$ with probability $Q_{ky}$ and the network, at a temperature $T$, knows the true class as well as it
+says, then
+
+$$\sum_i \log \sum_k \mathrm{softmax}(z_i / T)_k \, Q_{k y_i}$$
+
+is the likelihood of the labels. It is maximised over $T$ (a search) and $Q$ (expectation-maximisation). By Bayes' rule the
+label of an example is then right with probability $q_y Q_{yy} / \sum_k q_k Q_{ky}$, $q = \mathrm{softmax}(z / T)$.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+_ROWS = 20_000  # that the model is fitted to, at most; more make no figure better that is used
+_CHUNK = 4_000_000  # numbers that are float64 at a time
+_PER_CLASS = 50  # examples of a class that a full row of the matrix needs
+_PRIOR = 5.0  # right labels of each class that are seen before any other
+_ROUNDS = 15  # of expectation-maximisation for each temperature
+_FLOOR = 1e-3  # share of labels that may be anything, so that no likelihood is zero
+_ERRORS_ABOVE_CHANCE = 3.0  # standard errors by which a competent network's agreement is above chance
+_ERRORS_ABOVE_CLEAN = 5.0  # standard deviations by which the gain of the likelihood is above that of clean labels
+_LEAST_GAIN = 0.01  # of the log likelihood an example; a network that is a little miscalibrated gains less
+_COARSE = tuple(10 ** (-1 + 0.2 * step) for step in range(11))  # temperatures, 0.1 to 10
+_FINE = (10**-0.1, 10**-0.05, 1.0, 10**0.05, 10**0.1)
+
+Fit = tuple[float, Tensor]
+"""A log likelihood and the noise matrix it belongs to."""
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseModel:
+    """What became of the true classes.
+
+    Args:
+        temperature: that the logits are divided by.
+        matrix: `(classes, classes)` float64; row `k` is how the examples of class `k` are labelled.
+        rate: the estimated share of wrong labels.
+        competent: whether the network agrees with the labels more often than by chance. If not, no label is doubted.
+        gain: of the log likelihood an example, over labels that are all right.
+    """
+
+    temperature: float
+    matrix: Tensor
+    rate: float
+    competent: bool
+    gain: float = 0.0
+
+
+def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
+    """Fits temperature and noise matrix. Where nothing speaks against the labels, the matrix is the identity and `rate` 0.
+
+    Below 50 examples a class, or where a rate for each pair of classes says no more than luck would, the matrix has one rate
+    for all classes, and a wrong label is any class, by how common it is.
+
+    Args:
+        first_logits: `(n, classes)`, of examples that the network was not trained on before, best those of the second
+            half of the first pass. Rows that are not finite are left out: examples not seen.
+        labels: `(n,)` int64, as given.
+
+    Cost: at most 20,000 rows are used, seconds. The same rows give the same model, whatever the random state.
+    """
+    _check("first_logits", first_logits, labels)
+    classes = first_logits.shape[1]
+    logits, labels = _some_rows(first_logits, labels)
+    if not _is_competent(logits, labels):
+        return NoiseModel(1.0, torch.eye(classes, dtype=torch.float64), 0.0, competent=False)
+    shares = torch.bincount(labels, minlength=classes).double() / len(labels)
+    (clean, _), cold = _best_temperature(logits, lambda q: _loglik_clean(q, labels, shares))
+    families = [(_fit_matrix, classes * (classes - 1))] * (len(labels) >= _PER_CLASS * classes) + [(_fit_background, 1)]
+    for fit, parameters in families:  # the first that the labels speak for
+        (noisy, matrix), temperature = _best_temperature(logits, partial(fit, labels=labels, shares=shares))
+        gain = (noisy - clean) / len(labels)
+        if _is_noisy(gain, len(labels), parameters):
+            right = _right(_softmax(logits, temperature), labels, matrix)
+            return NoiseModel(temperature, matrix, float(1 - right.mean()), competent=True, gain=gain)
+    return NoiseModel(cold, torch.eye(classes, dtype=torch.float64), 0.0, competent=True, gain=gain)
+
+
+def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel) -> Tensor:
+    """The probability `(n,)` float32 that each label is right, by the mean of all that the network said of the example.
+
+    The noise matrix stays as it was found at first visits, since what is learned by heart later speaks for every label;
+    the temperature is fitted anew, on the logarithm of the mean probability. All are 1 where the model doubts none.
+
+    Args:
+        mean_probabilities: `(n, classes)`, over all visits. A row that is not finite (not seen) has quality 1.
+        labels: `(n,)` int64, as given.
+        model: of `noise_model`.
+
+    Cost: a softmax in float64 of all rows, in chunks; sixteen on at most 20,000 rows, 4,000 of 1,000 classes.
+    """
+    _check("mean_probabilities", mean_probabilities, labels)
+    if mean_probabilities.shape[1] != len(model.matrix):
+        raise ValueError(
+            f"mean_probabilities must have a column for each of the model's {len(model.matrix)} classes, got "
+            f"{mean_probabilities.shape[1]}. Fit noise_model to logits of the same network."
+        )
+    quality = torch.ones(len(labels), dtype=torch.float32, device=mean_probabilities.device)
+    if not model.competent or model.rate == 0:
+        return quality
+    some, some_labels = _some_rows(mean_probabilities, labels, max(2_000, _CHUNK // len(model.matrix)))
+    if not len(some):
+        return quality
+    logits = _log(some)
+    _, temperature = _best_temperature(logits, lambda q: (_loglik(q, some_labels, model.matrix), model.matrix))
+    for rows in torch.arange(len(labels)).split(max(1, _CHUNK // len(model.matrix))):
+        part, of = mean_probabilities[rows], labels[rows].to(quality.device)
+        right = _right(_softmax(_log(part), temperature), of, model.matrix.to(quality.device))
+        quality[rows] = torch.where(right.isfinite(), right, 1.0).float()
+    return quality
+
+
+def label_chance(quality: Tensor, labels: Tensor, *, exponent: float = 2.0) -> Tensor:
+    """How often to show each example `(n,)`, in (0, 1]: its quality to a power, with every class at its own share.
+
+    A power above 1 tells right labels from wrong ones more sharply, and would take most from the classes that are hard to
+    tell apart. So the chances of the examples labelled `c` are scaled to the sum of their qualities, the expected number
+    of right labels among them.
+
+    Args:
+        quality: `(n,)`, of `label_quality`.
+        labels: `(n,)` int64, as given.
+        exponent: 1 shows labels by the odds that they are right, 0 shows all examples of a class equally often.
+    """
+    if not (math.isfinite(exponent) and exponent >= 0):
+        raise ValueError(f"exponent must be 0 or more and finite, got {exponent}. To trust every label pass 0.")
+    if quality.shape != labels.shape or quality.ndim != 1:
+        raise ValueError(
+            f"quality must have one entry for each label, got shapes {tuple(quality.shape)} and {tuple(labels.shape)}. "
+            "Pass what label_quality returns for the same labels."
+        )
+    powers = quality.double() ** exponent
+    classes = int(labels.max()) + 1 if len(labels) else 0
+    sums = [torch.zeros(classes, dtype=torch.float64).index_add_(0, labels, of) for of in (quality.double(), powers)]
+    return (powers * (sums[0] / sums[1].clamp(min=1e-300))[labels]).clamp(max=1.0).to(quality.dtype)
+
+
+def _best_temperature(logits: Tensor, fit: Callable[[Tensor], Fit]) -> tuple[Fit, float]:
+    """The best fit to `softmax(logits / temperature)`: a coarse search, then a fine one around its best."""
+
+    def best(temperatures: tuple[float, ...]) -> tuple[Fit, float]:
+        fits = [(fit(_softmax(logits, temperature)), temperature) for temperature in temperatures]
+        return max(fits, key=lambda found: found[0][0])
+
+    _, coarse = best(_COARSE)
+    return best(tuple(coarse * factor for factor in _FINE))
+
+
+def _fit_matrix(q: Tensor, labels: Tensor, shares: Tensor) -> Fit:
+    """One rate for each pair of classes, by expectation-maximisation from 70 % right labels."""
+    classes = q.shape[1]
+    matrix = torch.full((classes, classes), 0.3 / max(classes - 1, 1), dtype=torch.float64)
+    matrix.fill_diagonal_(0.7)
+    prior = _PRIOR * torch.eye(classes, dtype=torch.float64) + _FLOOR * shares
+    for _ in range(_ROUNDS):
+        likelihood = _likelihood(q, labels, matrix)[:, None]
+        counts = matrix * torch.zeros_like(matrix).index_add_(0, labels, q / likelihood).T
+        matrix = (counts + prior) / (counts + prior).sum(1, keepdim=True)
+    return _loglik(q, labels, matrix), matrix
+
+
+def _fit_background(q: Tensor, labels: Tensor, shares: Tensor) -> Fit:
+    """One rate for all classes, by expectation-maximisation from 30 % wrong labels; these have the labels' `shares`."""
+    own, anything = q.gather(1, labels[:, None])[:, 0], shares[labels]
+    rate = 0.3
+    for _ in range(2 * _ROUNDS):
+        wrong = rate * anything / ((1 - rate) * own + rate * anything)
+        rate = max(float(wrong.sum()) / (len(labels) + _PRIOR), _FLOOR)
+    matrix = (1 - rate) * torch.eye(len(shares), dtype=torch.float64) + rate * shares
+    return float(((1 - rate) * own + rate * anything).log().sum()), matrix
+
+
+def _loglik_clean(q: Tensor, labels: Tensor, shares: Tensor) -> Fit:
+    own = q.gather(1, labels[:, None])[:, 0]
+    return float(((1 - _FLOOR) * own + _FLOOR * shares[labels]).log().sum()), shares
+
+
+def _loglik(q: Tensor, labels: Tensor, matrix: Tensor) -> float:
+    return float(_likelihood(q, labels, matrix).log().sum())
+
+
+def _likelihood(q: Tensor, labels: Tensor, matrix: Tensor) -> Tensor:
+    """Of each label, over the true classes: `(n,)`."""
+    columns = matrix.T.contiguous()  # whole rows are faster to gather
+    return (q * columns[labels]).sum(1).clamp(min=1e-300)
+
+
+def _right(q: Tensor, labels: Tensor, matrix: Tensor) -> Tensor:
+    """Bayes' rule: `(n,)`."""
+    own = q.gather(1, labels[:, None])[:, 0] * matrix.diag()[labels]
+    return own / _likelihood(q, labels, matrix)
+
+
+def _is_competent(logits: Tensor, labels: Tensor) -> bool:
+    """Whether the likeliest classes agree with the labels more often than if they had nothing to do with each other."""
+    n, classes = logits.shape
+    if n == 0 or classes < 2:
+        return False
+    likeliest = logits.argmax(1)
+    shares = [torch.bincount(of, minlength=classes).double() / n for of in (likeliest, labels)]
+    chance = float(shares[0] @ shares[1])
+    agree = float((likeliest == labels).double().mean())
+    return agree > chance + _ERRORS_ABOVE_CHANCE * math.sqrt(chance * (1 - chance) / n)
+
+
+def _is_noisy(gain: float, n: int, parameters: int) -> bool:
+    """Whether the `gain` is more than so many `parameters` gain on clean labels: half a chi-squared variable, by Wilks."""
+    by_luck = (parameters + _ERRORS_ABOVE_CLEAN * math.sqrt(2 * parameters)) / 2
+    return gain > max(by_luck / n, _LEAST_GAIN)
+
+
+def _some_rows(values: Tensor, labels: Tensor, most: int = 10**9) -> tuple[Tensor, Tensor]:
+    """At most 20,000 finite rows, and at most `most`, in float64, always the same, on the CPU."""
+    rows, most = values[:, 0].isfinite().nonzero().flatten().cpu(), min(most, _ROWS)
+    if len(rows) > most:
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+        rows = rows[order[:most].sort().values]
+    some = values[rows.to(values.device)].to("cpu", torch.float64)
+    finite = some.isfinite().all(1)
+    return some[finite], labels.cpu()[rows][finite]
+
+
+def _softmax(logits: Tensor, temperature: float) -> Tensor:
+    return (logits.double() / temperature).softmax(1)
+
+
+def _log(probabilities: Tensor) -> Tensor:
+    return probabilities.double().clamp(min=1e-12).log()
+
+
+def _check(name: str, values: Tensor, labels: Tensor) -> None:
+    if values.ndim != 2 or not values.is_floating_point():
+        raise ValueError(
+            f"{name} must be a floating-point tensor (n, classes), got shape {tuple(values.shape)} of {values.dtype}. "
+            "Pass one row per example and one column per class."
+        )
+    if labels.shape != values.shape[:1] or labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels must be int64 of shape ({len(values)},), one for each row of {name}, got shape "
+            f"{tuple(labels.shape)} of {labels.dtype}. Pass labels.long() of the same examples."
+        )
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < values.shape[1]:
+        strange = int(labels.max()) if int(labels.min()) >= 0 else int(labels.min())
+        raise ValueError(
+            f"labels must be below the {values.shape[1]} columns of {name} and not negative, got {strange}. Leave "
+            "unlabelled examples out, or pass all columns of the network's output."
+        )

@@ -1,0 +1,265 @@
+"""The noise model on simulated predictions: what is true of each label is known."""
+
+import math
+
+import label_noise as noise
+import pytest
+import torch
+from label_noise import label_chance, label_quality, noise_model
+
+
+def predictions(n, classes, *, signal=3.0, temperature=1.0, seed=0):
+    """True classes and logits of a network that is exactly calibrated at this temperature.
+
+    By Bayes' rule: if x has mean `signal` in the column of its class and 0 elsewhere, with unit variance, the log
+    probabilities of the classes are `signal * x` up to a constant.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randint(classes, (n,), generator=generator)
+    x = torch.randn(n, classes, generator=generator, dtype=torch.float64)
+    x[torch.arange(n), truth] += signal
+    return truth, temperature * signal * x
+
+
+def labelled(truth, matrix, seed=1):
+    """A label for each true class, by its row of the matrix."""
+    return torch.multinomial(matrix[truth], 1, generator=torch.Generator().manual_seed(seed))[:, 0]
+
+
+def symmetric(rate, classes):
+    matrix = torch.full((classes, classes), rate / (classes - 1), dtype=torch.float64)
+    return matrix.fill_diagonal_(1 - rate)
+
+
+def pairs(rate, classes):
+    """Each class is taken for the next."""
+    eye = torch.eye(classes, dtype=torch.float64)
+    return (1 - rate) * eye + rate * eye.roll(1, 1)
+
+
+def area_under_curve(score, wrong):
+    rank = score.argsort().argsort().double()
+    right, total = int((~wrong).sum()), len(wrong)
+    return float((rank[~wrong].sum() - right * (right - 1) / 2) / (right * (total - right)))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("matrix", [symmetric(0.5, 10), symmetric(0.1, 10), pairs(0.4, 10), pairs(0.15, 10)])
+def test_rate_matrix_and_temperature_are_found(matrix, temperature):
+    truth, logits = predictions(6000, 10, temperature=temperature)
+    labels = labelled(truth, matrix)
+    model = noise_model(logits, labels)
+    assert model.competent
+    assert model.rate == pytest.approx(float((labels != truth).double().mean()), abs=0.02)
+    assert (model.matrix - matrix).abs().max() < 0.06
+    assert model.temperature == pytest.approx(temperature, rel=0.25)
+    assert model.matrix.sum(1).allclose(torch.ones(10, dtype=torch.float64))
+
+
+def test_classes_of_different_noise_have_different_rates():
+    matrix = torch.eye(4, dtype=torch.float64)
+    matrix[2] = torch.tensor([0.0, 0.6, 0.4, 0.0])
+    truth, logits = predictions(4000, 4)
+    model = noise_model(logits, labelled(truth, matrix))
+    assert (model.matrix - matrix).abs().max() < 0.06
+    assert model.rate == pytest.approx(0.15, abs=0.02)
+
+
+@pytest.mark.parametrize("signal", [0.7, 1.5, 4.0])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("classes", [2, 10, 30])
+def test_clean_labels_are_not_doubted_by_weak_nor_by_overconfident_networks(classes, signal, temperature):
+    truth, logits = predictions(50 * classes + 1000, classes, signal=signal, temperature=temperature)
+    model = noise_model(logits, truth)
+    assert model.rate == 0
+    assert model.matrix.equal(torch.eye(classes, dtype=torch.float64))
+    assert label_quality(logits.softmax(1), truth, model).equal(torch.ones(len(truth)))
+
+
+def test_a_network_that_knows_nothing_doubts_nothing():
+    truth, logits = predictions(3000, 10, signal=0.0)
+    noisy = labelled(truth, symmetric(0.5, 10))
+    for said in (torch.randn(3000, 10, generator=torch.Generator().manual_seed(3)), logits + torch.eye(10)[4] * 9):
+        model = noise_model(said, noisy)
+        assert (model.competent, model.rate) == (False, 0.0)
+        assert label_quality(said.softmax(1), noisy, model).equal(torch.ones(3000))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.5])
+def test_few_examples_of_many_classes_share_one_rate(rate):
+    truth, logits = predictions(4000, 200, signal=4.0)
+    labels = labelled(truth, symmetric(rate, 200))
+    model = noise_model(logits, labels)
+    assert model.rate == pytest.approx(rate, abs=0.03)
+    assert float(model.matrix.diag().max() - model.matrix.diag().min()) < 0.01  # but for how common a class is
+    if rate:
+        wrong = labels != truth
+        assert area_under_curve(label_quality(logits.softmax(1), labels, model), wrong) > 0.95
+
+
+def test_one_rate_is_found_where_a_rate_for_each_pair_of_classes_says_no_more_than_luck():
+    truth, logits = predictions(5000, 100, signal=4.0)
+    labels = labelled(truth, symmetric(0.1, 100))
+    model = noise_model(logits, labels)
+    assert model.rate == pytest.approx(0.1, abs=0.02)
+    assert float(model.matrix.diag().max() - model.matrix.diag().min()) < 0.01
+
+
+def test_a_rare_class_of_few_examples_is_not_doubted_by_accident():
+    truth, logits = predictions(5000, 10)
+    keep = (truth != 9) | (torch.arange(5000) < 80)  # about eight of class 9, and the network knows that they are rare
+    truth, logits = truth[keep], logits[keep]
+    logits[:, 9] += math.log(8 / 500)
+    labels = truth.where(truth == 9, labelled(truth, symmetric(0.2, 10)))
+    quality = label_quality(logits.softmax(1), labels, noise_model(logits, labels))
+    assert quality[truth == 9].median() > 0.5
+
+
+def loglik(logits, labels, temperature, matrix):
+    """The likelihood in plain Python."""
+    total, matrix = 0.0, matrix.tolist()
+    for z, y in zip(logits.tolist(), labels.tolist(), strict=True):
+        weights = [math.exp((value - max(z)) / temperature) for value in z]
+        total += math.log(sum(w * matrix[k][y] for k, w in enumerate(weights)) / sum(weights))
+    return total
+
+
+def test_the_fit_is_the_maximum_that_a_search_over_all_models_finds(monkeypatch):
+    monkeypatch.setattr(noise, "_PRIOR", 0.0)
+    truth, logits = predictions(400, 2)
+    labels = labelled(truth, torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=torch.float64))
+    model = noise_model(logits, labels)
+    found = loglik(logits, labels, model.temperature, model.matrix)
+    steps = torch.arange(0.05, 0.6, 0.1)
+    grid = [
+        loglik(logits, labels, temperature, torch.tensor([[1 - a, a], [b, 1 - b]]))
+        for temperature in (0.5, 1.0, 2.0) for a in steps for b in steps
+    ]  # fmt: skip
+    assert found >= max(grid) - 0.05
+    assert found >= loglik(logits, labels, 1.0, torch.tensor([[0.8, 0.2], [0.4, 0.6]])) - 0.05
+
+
+def test_quality_is_bayes_rule():
+    matrix = pairs(0.3, 5)
+    truth, logits = predictions(300, 5, signal=2.0)
+    labels = labelled(truth, matrix)
+    model = noise.NoiseModel(1.0, matrix, 0.3, competent=True)
+    quality = label_quality(logits.softmax(1), labels, model)
+
+    def by_hand(temperature):
+        found = []
+        for z, y in zip(logits.tolist(), labels.tolist(), strict=True):
+            weights = [math.exp((value - max(z)) / temperature) for value in z]
+            found.append(weights[y] * 0.7 / (weights[y] * 0.7 + weights[y - 1] * 0.3))
+        return torch.tensor(found)
+
+    temperatures = [coarse * fine for coarse in noise._COARSE for fine in noise._FINE]
+    assert min(float((by_hand(temperature) - quality).abs().max()) for temperature in temperatures) < 1e-5
+
+
+def test_of_labels_with_quality_three_tenths_three_in_ten_are_right():
+    truth, logits = predictions(6000, 5, signal=2.0)
+    labels = labelled(truth, pairs(0.3, 5))
+    quality = label_quality(logits.softmax(1), labels, noise_model(logits, labels))
+    right = (labels == truth).double()
+    assert float(quality.mean()) == pytest.approx(float(right.mean()), abs=0.02)
+    for low in (0.0, 0.2, 0.4, 0.6, 0.8):
+        inside = (quality >= low) & (quality <= low + 0.2)
+        assert float(right[inside].mean()) == pytest.approx(float(quality[inside].mean()), abs=0.08)
+
+
+@pytest.mark.parametrize(("matrix", "ahead"), [(pairs(0.4, 10), 0.02), (symmetric(0.5, 10), -0.005)])
+def test_quality_ranks_wrong_labels_better_than_the_probability_of_the_label(matrix, ahead):
+    matrix = matrix.clone()
+    truth, logits = predictions(5000, 10, signal=1.5)
+    if ahead > 0:
+        matrix[5:] = torch.eye(10, dtype=torch.float64)[5:]  # half of the classes are clean
+    labels = labelled(truth, matrix)
+    wrong, p = labels != truth, logits.softmax(1)
+    quality = label_quality(p, labels, noise_model(logits, labels))
+    assert area_under_curve(quality, wrong) > area_under_curve(p.gather(1, labels[:, None])[:, 0], wrong) + ahead
+
+
+def test_rows_not_seen_are_left_out_and_have_quality_one():
+    truth, logits = predictions(3000, 10)
+    labels = labelled(truth, symmetric(0.3, 10))
+    more = torch.cat([logits, torch.full((500, 10), math.nan, dtype=torch.float64)])
+    all_labels = torch.cat([labels, torch.zeros(500, dtype=torch.int64)])
+    model, same = noise_model(logits, labels), noise_model(more, all_labels)
+    assert (same.rate, same.temperature) == (model.rate, model.temperature)
+    quality = label_quality(more.softmax(1), all_labels, model)
+    assert quality[3000:].equal(torch.ones(500))
+    assert quality[:3000].equal(label_quality(logits.softmax(1), labels, model))
+    none = torch.full((20, 10), math.nan)
+    assert not noise_model(none, torch.zeros(20, dtype=torch.int64)).competent
+    assert label_quality(none, torch.zeros(20, dtype=torch.int64), model).equal(torch.ones(20))
+
+
+def test_half_precision_gives_nearly_the_same_model():
+    truth, logits = predictions(3000, 10)
+    labels = labelled(truth, symmetric(0.3, 10))
+    assert noise_model(logits.half(), labels).rate == pytest.approx(noise_model(logits, labels).rate, abs=0.005)
+
+
+def test_many_rows_are_sampled_and_done_in_chunks_whatever_the_random_state(monkeypatch):
+    truth, logits = predictions(6000, 10)
+    labels = labelled(truth, symmetric(0.3, 10))
+    monkeypatch.setattr(noise, "_ROWS", 2000)
+    torch.manual_seed(5)
+    model = noise_model(logits, labels)
+    whole = label_quality(logits.softmax(1), labels, model)
+    assert model.rate == pytest.approx(0.3, abs=0.04)
+    state = torch.manual_seed(6).get_state()
+    monkeypatch.setattr(noise, "_CHUNK", 70)
+    again = noise_model(logits, labels)
+    assert again.matrix.equal(model.matrix)
+    assert label_quality(logits.softmax(1), labels, again).allclose(whole, atol=1e-6)
+    assert torch.get_rng_state().equal(state)
+
+
+def test_the_chance_is_a_power_of_the_quality_and_leaves_each_class_its_share():
+    quality, labels = torch.tensor([0.8, 0.4, 0.6, 0.6, 0.0]), torch.tensor([0, 0, 1, 1, 1])
+    assert label_chance(quality, labels, exponent=1).allclose(quality)
+    expected = torch.tensor([0.64 * 1.2 / 0.8, 0.16 * 1.2 / 0.8, 0.6, 0.6, 0.0])
+    assert label_chance(quality, labels, exponent=2).allclose(expected)
+    assert label_chance(quality, labels, exponent=0).allclose(torch.tensor([0.6, 0.6, 0.4, 0.4, 0.4]))
+    ones = torch.ones(5)
+    assert label_chance(ones, labels, exponent=4).equal(ones)
+    assert label_chance(torch.zeros(5), labels).equal(torch.zeros(5))
+    assert len(label_chance(quality[:0], labels[:0])) == 0
+
+
+@pytest.mark.parametrize("exponent", [-1.0, math.nan, math.inf])
+def test_an_exponent_that_is_none_is_refused(exponent):
+    with pytest.raises(ValueError, match="exponent must be 0 or more and finite, got .* pass 0"):
+        label_chance(torch.ones(4), LABELS, exponent=exponent)
+
+
+def test_chances_of_other_examples_are_refused():
+    with pytest.raises(ValueError, match=r"one entry for each label, got shapes \(3,\) and \(4,\)"):
+        label_chance(torch.ones(3), LABELS)
+
+
+LABELS = torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels", "message"),
+    [
+        (torch.zeros(4), LABELS, r"first_logits must be a floating-point tensor \(n, classes\), got shape \(4,\)"),
+        (torch.zeros(4, 3, dtype=torch.int64), LABELS, r"floating-point.*torch.int64"),
+        (torch.zeros(4, 3), LABELS[:2], r"labels must be int64 of shape \(4,\).*got shape \(2,\).*labels.long\(\)"),
+        (torch.zeros(4, 3), LABELS.float(), r"labels must be int64.*torch.float32"),
+        (torch.zeros(4, 3), LABELS + 3, r"labels must be below the 3 columns of first_logits.*got 3"),
+        (torch.zeros(4, 3), LABELS - 1, r"not negative, got -1"),
+    ],
+)
+def test_what_is_not_logits_and_labels_is_refused(values, labels, message):
+    with pytest.raises(ValueError, match=message):
+        noise_model(values, labels)
+
+
+def test_a_model_of_other_classes_is_refused():
+    model = noise.NoiseModel(1.0, torch.eye(5, dtype=torch.float64), 0.1, competent=True)
+    with pytest.raises(ValueError, match="model's 5 classes, got 3"):
+        label_quality(torch.zeros(4, 3), LABELS, model)
