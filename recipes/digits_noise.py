@@ -6,9 +6,8 @@ Each contestant trains a small BatchNorm network on 10 % of 1,200 training digit
 597 clean digits that none of them has seen. The loops differ in the sampler alone; learning rate and batch size are the
 same for all. (`benchmarks/fashion_mnist.py` tunes each on its own.)
 
-Measured: accuracy 0.921 ± 0.026 (n = 5, standard deviation) for stable, 0.917 ± 0.014 with `confidence_exponent=2`,
-0.925 ± 0.013 for CREST and 0.856 ± 0.046 for uniform; 40 % of stable's time is selection, the network being
-tiny. 95 seconds on two CPU cores.
+Measured: accuracy 0.926 ± 0.015 (n = 5, standard deviation) for stable with `confidence_exponent=2`, 0.914 ± 0.016 for
+stable, 0.924 ± 0.018 for CREST and 0.857 ± 0.044 for uniform; 42 % of stable's time is selection, the network being tiny.
 """
 
 from __future__ import annotations
