@@ -109,7 +109,7 @@ def test_the_script_of_an_integration_runs_as_printed(name, tmp_path, monkeypatc
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ["torchrun", "accelerate"])
+@pytest.mark.parametrize("name", [pytest.param("torchrun", marks=pytest.mark.slow), "accelerate"])
 def test_the_script_of_several_processes_runs_as_printed(name, tmp_path, monkeypatch):
     page = (DOCS / "integrations" / f"{name}.md").read_text(encoding="utf-8")
     script = tmp_path / "train.py"

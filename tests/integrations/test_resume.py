@@ -36,7 +36,8 @@ def test_one_process_goes_on_with_the_batches_still_to_come(name, workers):
     check(name, found)
 
 
-ON_TWO = pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])  # half a minute each
+# A minute for each; without workers two_processes.py resumes in every run, see test_integration_*.
+ON_TWO = pytest.mark.parametrize("workers", [pytest.param(count, marks=pytest.mark.slow) for count in (0, 2)])
 
 
 @ON_TWO
