@@ -20,7 +20,7 @@ Measured (`table --setting cpu --clock cpu`: MiniLM, half of it frozen, 4,000 pa
     0       0.726 ± 0.003   0.699 (n = 1)   0.710 (n = 1)   0.715 (n = 1)
 
 So there is no gain that stands out of the spread; an oracle that knows wrong labels gains 6.5.
-Why, and the paper's ratio of pools at n = 3, is in recipes/README.md.
+Why, and the paper's ratio of pools at n = 3, is in docs/results.md.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ bf16; 3,000 test pairs, n = 3, mean ± standard deviation; one rate for all, cho
     0.3     0.607 ± 0.028   0.612 ± 0.007   0.613 ± 0.009   0.620 ± 0.003   27 %, 30 %, 28 %
     0       0.726 ± 0.003   0.699 (n = 1)   0.710 (n = 1)   0.715 (n = 1)
 
-So there is no gain that stands out of the spread; an oracle that knows wrong labels gains 6.5. Why: recipes/README.md.
+So there is no gain that stands out of the spread; an oracle that knows wrong labels gains 6.5. Why: docs/results.md.
 RoBERTa-base was not run: it takes a GPU.
 """
 
