@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from origin import origin
 from time_to_accuracy import time_to_accuracy
 from torch import distributed
 from tqdm import tqdm
@@ -293,12 +294,12 @@ def _entries(study: Study) -> list[str]:
 def _rows(todo: Sequence[Row], work: Callable[[Row], Row], workers: int) -> Iterator[Row]:
     if workers <= 1:
         for job in todo:
-            yield {**job, **work(job)}
+            yield {**job, **work(job), **origin()}
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(work, job): job for job in todo}
         for future in as_completed(futures):
-            yield {**futures[future], **future.result()}
+            yield {**futures[future], **future.result(), **origin()}
 
 
 def _short(row: Row) -> str:
