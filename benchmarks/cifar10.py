@@ -39,7 +39,7 @@ from oracle import oracle
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from coreset_sampler import Coreset, SphericalGaussian, strategies
+from coreset_sampler import Coreset, PointMass, SphericalGaussian, Trajectory, strategies
 from coreset_sampler.selection.types import State, View
 
 
@@ -98,20 +98,35 @@ SETTINGS = {
     ),
 }  # fmt: skip
 # So few images, as they are, that the same net has learned all wrong labels by heart at the end.
-SETTINGS["few"] = replace(SETTINGS["cpu"], n=2_000, passes=50, shift=None, lengths=(3, 6, 12, 25, 50), tuned={})
+SETTINGS["few"] = replace(
+    SETTINGS["cpu"], n=4_000, noises=(0.4,), passes=25, shift=None, lengths=(3, 6, 12, 25, 50), tuned={}
+)
+# Images as they are: the curve of full data is flat from about ten passes on.
+SETTINGS["flat"] = replace(SETTINGS["cpu"], noises=(0.0,), passes=25, shift=None, lengths=(6, 12, 25, 50), tuned={})
 
 
 def contestants(setting: ImageSetting) -> dict[str, Contestant]:
     stable = partial(strategies.Stable, posterior=setting.posterior, draws=4, **setting.pools)
     crest = partial(strategies.Crest, **setting.pools)
-    confidence = partial(strategies.LabelConfidence, warm_up=0, rescore_every=setting.pools.get("rescore_every", 1))
+    scored = partial(
+        strategies.LabelConfidence,
+        posterior=PointMass(),
+        warm_up=0,
+        rescore_every=setting.pools.get("rescore_every", 1),
+    )
     several = partial(stable, pool_size=100, keep=20)
     made = {
         "uniform": strategies.Uniform,
         "crest": crest,
         "stable": stable,
-        "label_confidence": confidence,
+        "label_confidence": strategies.LabelConfidence,
         "full": strategies.Uniform,
+        "full, watched": strategies.Uniform,
+        "infobatch": strategies.Uniform,  # a sampler of its own, see infobatch.py
+        "loss_pruning": strategies.LossPruning,
+        "loss_pruning, confidence": partial(strategies.LossPruning, confidence_exponent=2),
+        "stable, trajectory": partial(stable, posterior=Trajectory(), draws=1, rescore_every=1),
+        "label_confidence, scoring passes": scored,
         "no noise": crest,
         "scale 0.1": partial(stable, posterior=SphericalGaussian(0.1, "norm", redraw=1)),
         "all norm layers drawn afresh": partial(stable, posterior=SphericalGaussian(setting.posterior.scale, "norm")),
@@ -123,12 +138,14 @@ def contestants(setting: ImageSetting) -> dict[str, Contestant]:
         "random examples, weights of 2 kept of 10": lambda: Elsewhere(several()),
         "confidence_exponent 2": partial(stable, confidence_exponent=2),
         "confidence_exponent 2, no noise": partial(crest, confidence_exponent=2),
-        "label_confidence, exponent 1": partial(confidence, exponent=1),
-        "label_confidence, exponent 4": partial(confidence, exponent=4),
+        "label_confidence, exponent 1": partial(strategies.LabelConfidence, exponent=1),
+        "label_confidence, exponent 4": partial(strategies.LabelConfidence, exponent=4),
         "oracle": oracle,
     }
+    weighting = {"2 kept of 10, each once": "none", "loss_pruning": "loss", "loss_pruning, confidence": "loss"}
+    watch = {"full": False, "uniform": False}
     return {
-        name: Contestant(make, knows=name == "oracle", weighting="none" if name.endswith("each once") else "resample")
+        name: Contestant(make, knows=name == "oracle", weighting=weighting.get(name, "resample"), watch=watch.get(name))
         for name, make in made.items()
     }
 

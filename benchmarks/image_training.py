@@ -12,16 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from found import found as found_labels
 from harness import CLOCKS, Checkpoint, Row, Setting
+from infobatch import InfoBatch
 from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader, Dataset
 
-from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, WeightedDataset, strategies
+from coreset_sampler import CoresetSampler, DistributedCoresetSampler, SphericalGaussian, WeightedDataset, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 from coreset_sampler.selection.types import Strategy
 
 FRACTION, N_VALIDATION = 0.1, 5_000
+WHOLE = ("full", "full, watched", "infobatch")  # contestants whose epochs are passes over all examples
 
 
 def cosine(done: float) -> float:
@@ -55,6 +58,7 @@ class Contestant:
     knows: bool = False
     weighting: str = "resample"
     reselect_every: int = 1
+    watch: bool | None = None
 
 
 class Images(Dataset):
@@ -128,56 +132,92 @@ def train(name: str, job: Row, args: argparse.Namespace, setting: ImageSetting, 
     torch.manual_seed(seed)
     model = setting.network().to(device, memory_format=torch.channels_last)
     parallel = nn.parallel.DistributedDataParallel(model) if world > 1 else model
-    fraction = 1.0 if job["strategy"] == "full" else FRACTION
+    fraction = 1.0 if job["strategy"] in WHOLE else FRACTION
     epochs = max(1, round(job["passes"] / fraction))
-    strategy = contestant.strategy(*[(noisy != labels).nonzero().flatten()] * contestant.knows)
-    sampler = DistributedCoresetSampler(
-        train_set, model, fraction=fraction, seed=seed, scoring_batch_size=500,
-        strategy=strategies.WarmUp(strategy, selections=round(setting.warm_up * epochs)),
-        weighting=contestant.weighting, reselect_every=contestant.reselect_every,
-        selection_dataset=Images(pixels, noisy, setting),  # where they are not mirrored or moved
-        labels=noisy, collate_fn=as_it_is, progress=args.jobs == 1,
-    )  # fmt: skip
+    sampler = sampler_of(contestant, job, setting, train_set, model, labels, noisy, pixels, epochs, args)
     loader = DataLoader(train_set, job["batch_size"] // world, sampler=sampler, drop_last=True, collate_fn=as_it_is)
-    steps = epochs * len(loader)
-    if not steps:
-        raise SystemExit(f"--batch-size {job['batch_size']} is larger than an epoch of {sampler.size} examples")
+    if not len(loader):
+        raise SystemExit(f"--batch-size {job['batch_size']} is larger than an epoch of {len(sampler)} examples")
     optimizer = torch.optim.SGD(
         model.parameters(), job["lr"], 0.9, nesterov=setting.nesterov, weight_decay=setting.weight_decay
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: setting.decay((step + 1) / steps))
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if device.type == "cuda" else None
     scaler = torch.amp.GradScaler(enabled=dtype is torch.float16)
-    parts = dict(model=model, optimizer=optimizer, schedule=schedule, scaler=scaler, sampler=sampler)
-    checkpoint = Checkpoint(name, job, args, parts)
-    figures = checkpoint.load(dict(epoch=0, clean=0.0, distinct=0.0, spent=dict.fromkeys(CLOCKS, 0.0)))
+    checkpoint = Checkpoint(name, job, args, dict(model=model, optimizer=optimizer, scaler=scaler, sampler=sampler))
+    begun = dict(epoch=0, clean=0.0, distinct=0.0, shown=0, spent=dict.fromkeys(CLOCKS, 0.0))
+    figures = checkpoint.load(begun)
     began = {kind: clock() - figures["spent"][kind] for kind, clock in CLOCKS.items()}
     for epoch in range(figures["epoch"], epochs):
         torch.manual_seed(1_000_003 * seed + 1_009 * epoch + rank)  # so that a resumed run augments as it would have
         sampler.set_epoch(epoch)
         parallel.train()
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            coreset = sampler.select_if_due()  # in the precision of the training
-        shown = torch.ones_like(coreset.weights) if sampler.weighting == "none" else coreset.weights
-        figures["clean"] += float((shown * (noisy == labels)[coreset.indices]).sum() / shown.sum()) / epochs
-        figures["distinct"] += sampler.stats["distinct"] / epochs
-        for x, y, *weights in loader:
+            shown = select(sampler, figures, noisy == labels, epochs)  # in the precision of the training
+        figures["shown"] += shown
+        for batch, (x, y, *weights) in enumerate(loader):
+            done = (epoch + (batch + 1) / len(loader)) / epochs
+            optimizer.param_groups[0]["lr"] = job["lr"] * setting.decay(done)
             x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+            at = sampler.order[batch * len(y) : (batch + 1) * len(y)] if isinstance(sampler, InfoBatch) else None
+            if at is not None:
+                weights = [sampler.weights[at]]
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 losses = cross_entropy(parallel(x), y, reduction="none" if weights else "mean")
+            if at is not None:
+                sampler.observe(at, losses)
             loss = (losses * weights[0].to(device)).mean() if weights else losses
             optimizer.zero_grad()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-            schedule.step()
         figures |= dict(epoch=epoch + 1, spent={kind: clock() - began[kind] for kind, clock in CLOCKS.items()})
         if epoch + 1 < epochs and checkpoint.save(figures):
             print(f"epoch {epoch + 1}/{epochs}, loss {float(loss.detach()):.2f}", file=sys.stderr, flush=True)
     checkpoint.remove()
-    spent = figures["spent"]
-    shares = {"share": sampler.stats["seconds"] / spent["wall"], "clean": figures["clean"]}
-    return {"accuracy": accuracy(model, held_out, device), **spent, **shares, "distinct": figures["distinct"]}
+    found = {name: figures[name] for name in ("clean", "distinct")}
+    found["share"] = sampler.stats["seconds"] / figures["spent"]["wall"] if isinstance(sampler, CoresetSampler) else 0.0
+    found["passes_shown"] = figures["shown"] / len(labels)
+    found |= found_labels(sampler, noisy != labels) if isinstance(sampler, CoresetSampler) else {}
+    return {"accuracy": accuracy(model, held_out, device), **figures["spent"], **found}
+
+
+def sampler_of(
+    contestant: Contestant,
+    job: Row,
+    setting: ImageSetting,
+    train_set: Dataset,
+    model: nn.Module,
+    labels: Tensor,
+    noisy: Tensor,
+    pixels: Tensor,
+    epochs: int,
+    args: argparse.Namespace,
+) -> CoresetSampler | InfoBatch:
+    """What chooses: the peer's rule, or our sampler with the contestant's strategy after the warm-up."""
+    if job["strategy"] == "infobatch":
+        return InfoBatch(len(labels), epochs, seed=job["seed"])
+    strategy = contestant.strategy(*[(noisy != labels).nonzero().flatten()] * contestant.knows)
+    warm_up = 0 if getattr(strategy, "observes", False) else round(setting.warm_up * epochs)
+    return DistributedCoresetSampler(
+        train_set, model, fraction=1.0 if job["strategy"] in WHOLE else FRACTION, seed=job["seed"], scoring_batch_size=500,
+        strategy=strategies.WarmUp(strategy, selections=warm_up) if warm_up else strategy,
+        weighting=contestant.weighting, reselect_every=contestant.reselect_every,
+        selection_dataset=Images(pixels, noisy, setting),  # where they are not mirrored or moved
+        labels=noisy, collate_fn=as_it_is, progress=args.jobs == 1, watch=contestant.watch,
+    )  # fmt: skip
+
+
+def select(sampler: CoresetSampler | InfoBatch, figures: Row, right: Tensor, epochs: int) -> int:
+    """Chooses for the epoch; adds to the figures what share of it is right, and is shown once. How many it shows."""
+    if isinstance(sampler, InfoBatch):
+        figures["clean"] += float(right[sampler.order].double().mean()) / epochs
+        figures["distinct"] += 1 / epochs
+        return len(sampler)
+    coreset = sampler.select_if_due()
+    shown = torch.ones_like(coreset.weights) if sampler.weighting == "none" else coreset.weights
+    figures["clean"] += float((shown * right[coreset.indices]).sum() / shown.sum()) / epochs
+    figures["distinct"] += sampler.stats["distinct"] / epochs
+    return sampler.size
 
 
 @torch.no_grad()
