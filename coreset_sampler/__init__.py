@@ -7,6 +7,7 @@ from .selection import strategies
 from .selection.coreset import Coreset
 from .selection.distributed_sampler import DistributedCoresetSampler
 from .selection.facility_location import cover, facility_location, facility_location_pools
+from .selection.indexed import IndexedDataset
 from .selection.posterior import DiagonalLaplace, PointMass, Snapshots, SphericalGaussian
 from .selection.sampler import CoresetSampler
 from .selection.weighted import WeightedDataset
@@ -24,6 +25,7 @@ __all__ = [
     "CoresetSampler",
     "DiagonalLaplace",
     "DistributedCoresetSampler",
+    "IndexedDataset",
     "Normalize",
     "PointMass",
     "Raw",

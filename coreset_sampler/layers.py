@@ -33,19 +33,33 @@ def is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() and bool(own) and all(p.ndim <= 1 for p in own)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel, DataParallel or torch.compile, which would get in the way."""
+def innermost(model: nn.Module) -> nn.Module:
+    """The module inside DistributedDataParallel, DataParallel or torch.compile."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             inner = model.module
         if not isinstance(inner, nn.Module):
-            break
+            return model
         model = inner
-    if type(model).__name__ == "FullyShardedDataParallel" or any(hasattr(p, "device_mesh") for p in model.parameters()):
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether no process has all parameters (FSDP)."""
+    model = innermost(model)
+    return type(model).__name__ == "FullyShardedDataParallel" or any(
+        hasattr(p, "device_mesh") for p in model.parameters()
+    )
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside DistributedDataParallel, DataParallel or torch.compile, which would get in the way."""
+    model = innermost(model)
+    if is_sharded(model):
         raise TypeError(
             "the model's parameters are sharded (FSDP), so no process can run it alone to look at its candidates. "
-            "Select with an unsharded copy of the model: CoresetSampler(train_set, copy, ...), updated before select()."
+            "Use a strategy that reads the scores of training, which runs nothing extra, or select with an unsharded copy "
+            "of the model: CoresetSampler(train_set, copy, ...), updated before select()."
         )
     return model
 

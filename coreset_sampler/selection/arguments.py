@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
-from ..layers import unwrapped
+from ..layers import innermost, unwrapped
 from .order import WEIGHTINGS, Weighting
-from .weighted import WeightedDataset
+from .weighted import is_weighted
 
 
 def length_of(dataset: Dataset[Any]) -> int:
@@ -53,11 +53,11 @@ def whole_number(name: str, value: int, least: int) -> int:
     raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
-def check_model(model: Any) -> nn.Module:
-    """The model, if selection can run it."""
+def check_model(model: Any, observes: bool) -> nn.Module:
+    """The model, if selection can run it, or, where the strategy `observes`, need not."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    unwrapped(model)
+    innermost(model) if observes else unwrapped(model)
     return model
 
 
@@ -65,7 +65,7 @@ def check_weighting(weighting: Weighting, dataset: Dataset[Any]) -> Weighting:
     """The weighting, if there is such a one and the data set can do it."""
     if weighting not in WEIGHTINGS:
         raise ValueError(f"weighting must be one of {', '.join(map(repr, WEIGHTINGS))}, got {weighting!r}")
-    if weighting == "loss" and not isinstance(dataset, WeightedDataset):
+    if weighting == "loss" and not is_weighted(dataset):
         raise TypeError(
             'weighting="loss" needs a data set that hands the weights on: pass WeightedDataset(train_set) to the sampler '
             "and to the DataLoader, and take (x, y, weight) batches"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import DistributedSampler
 
 from ..distributed import world
-from .weighted import plain
+from .weighted import is_weighted, plain
 
 if TYPE_CHECKING:
     from .epoch import Epoch
@@ -106,7 +106,8 @@ def find_caller() -> Caller:
 
 def check_caller(sampler: CoresetSampler, caller: Caller) -> str | None:
     """Raises if the loader would drop the weights; a warning if every process would be given the same indices."""
-    if sampler.weighting == "loss" and caller.dataset is not None and caller.dataset is plain(sampler.dataset):
+    given, weighted = caller.dataset, is_weighted(caller.dataset)
+    if sampler.weighting == "loss" and not weighted and given is not None and plain(given) is plain(sampler.dataset):
         raise TypeError(
             'the DataLoader has the plain data set, so the weights of weighting="loss" would be dropped. Give it the same '
             "WeightedDataset(train_set) that the sampler has, and take (x, y, weight) batches."

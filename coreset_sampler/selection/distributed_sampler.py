@@ -53,6 +53,7 @@ class DistributedCoresetSampler(CoresetSampler, DistributedSampler[Any]):
         scoring_batch_size: int = 128,
         num_workers: int = 0,
         progress: bool = True,
+        watch: bool | None = None,
     ) -> None:
         CoresetSampler.__init__(
             self,
@@ -72,6 +73,7 @@ class DistributedCoresetSampler(CoresetSampler, DistributedSampler[Any]):
             scoring_batch_size=scoring_batch_size,
             num_workers=num_workers,
             progress=progress,
+            watch=watch,
         )
         self.drop_last, self.shuffle = drop_last, True
         self._given_rank, self._given_replicas = rank, num_replicas

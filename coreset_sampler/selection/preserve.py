@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..layers import unwrapped
+from ..layers import is_sharded, unwrapped
 from .model_state import COPIED_WHOLE, ModelState
 
 _ONE_AT_A_TIME = threading.RLock()  # for all models: the random states are those of the whole process
@@ -32,8 +32,9 @@ def preserve_state(model: nn.Module, *, seed: int) -> Iterator[None]:
         stack.enter_context(_seeded(model, seed))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
-        stack.enter_context(_for_this_thread(model))
-        stack.enter_context(_in_eval(model))
+        if not is_sharded(model):  # else nothing can run it
+            stack.enter_context(_for_this_thread(model))
+            stack.enter_context(_in_eval(model))
         yield
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler
+from torch import nn
+from torch.utils.data import Dataset
 
 from .. import distributed
 from . import strategies
@@ -17,17 +17,18 @@ from .caller import check_caller, find_caller, loaded_frameworks
 from .coreset import Coreset
 from .epoch import Epoch, Pass
 from .history import History
-from .labels import check_labels, labels_of
+from .labels import check_labels
+from .observing import Observing
 from .order import Weighting, epoch_order
-from .preserve import preserve_state
 from .saved_state import compare_processes, read_state, state_of
 from .seeds import ORDER, mixed_seed
 from .selecting import left_out_classes, select_together
 from .types import Forward, Strategy
-from .weighted import WeightedIndex, plain
+from .watching_sampler import WatchingSampler
+from .weighted import WeightedIndex
 
 
-class CoresetSampler(Sampler[int]):
+class CoresetSampler(WatchingSampler):
     """Draws each epoch from a small subset that the current model would learn the same things from.
 
     It selects when an epoch begins. Epochs count themselves, one per pass, unless `set_epoch` says otherwise. The order
@@ -57,6 +58,8 @@ class CoresetSampler(Sampler[int]):
         collate_fn: makes the batches of a scoring pass. By default torch's.
         scoring_batch_size, num_workers: of the loader of a scoring pass.
         progress: shows a progress bar when a scoring pass takes more than two seconds.
+        watch: notes what the model says of each example while it trains, for `scores` and `suspects`. By default where
+            the strategy reads that, or `fraction=1.0` yields everything; False never does.
     """
 
     def __init__(
@@ -78,11 +81,13 @@ class CoresetSampler(Sampler[int]):
         scoring_batch_size: int = 128,
         num_workers: int = 0,
         progress: bool = True,
+        watch: bool | None = None,
     ) -> None:
         self.n = length_of(dataset)
         self.size = size_of(self.n, fraction, size)
-        self.dataset, self.model, self.seed = dataset, check_model(model), whole_number("seed", seed, 0)
-        self.strategy = strategies.resolve(strategy)
+        self.dataset, self.seed, self.strategy = dataset, whole_number("seed", seed, 0), strategies.resolve(strategy)
+        self._observing = Observing(self, watch)
+        self.model = check_model(model, self._observing.strategy_reads)
         self.reselect_every = whole_number("reselect_every", reselect_every, 1)
         self.weighting = check_weighting(weighting, dataset)
         self.selection_dataset = check_selection_dataset(selection_dataset, dataset)
@@ -93,8 +98,7 @@ class CoresetSampler(Sampler[int]):
         self._label_hash: str | None = None
         self.max_overhead, self.progress = max_overhead, progress
         self._epoch, self._budget, self._history = Epoch(), Budget(max_overhead), History()
-        self._compared = False  # whether all processes are known to have the same settings
-        self._warn_once = distributed.WarnOnce()
+        self._compared, self._warn_once = False, distributed.WarnOnce()  # whether all processes have the same settings
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.size} of {self.n}, strategy={self.strategy!r}, epoch={self.epoch})"
@@ -128,17 +132,11 @@ class CoresetSampler(Sampler[int]):
         - `share` of selection in the time of selection and training epochs; time between epochs does not count
         - `distinct`: share of an epoch's indices that show an example for the first time, on average
         - `overlap`: share of the coreset that was in the one before, from the second selection on
+        - `coverage`: share of the examples that were watched; `score_age`: epochs since each was last seen, on average
         - logged by strategies: `covering_cost`, the mean distance to the nearest kept example; `perturbed_parameters`,
           those that the posterior changes; `estimated_noise_rate`, the share of labels that look wrong, if it can tell
         """
-        return {**self._history.counts, **self._budget.stats, **self._history.last}
-
-    def read_labels(self) -> Tensor:
-        """`(n,)` every example's class. The first call may read the whole data set, unless `labels` was passed."""
-        if self._labels is None:
-            with preserve_state(self.model, seed=mixed_seed(self.seed)):  # reading may go through random transforms
-                self._labels = labels_of(plain(self.dataset), num_workers=self.num_workers, progress=self.progress)
-        return self._labels
+        return {**self._history.counts, **self._budget.stats, **self._history.last, **self._observing.stats()}
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch the next iteration is; calling it more than once does no harm, nor does it after a resume."""
@@ -178,19 +176,22 @@ class CoresetSampler(Sampler[int]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up where `state_dict` was called. A state of another data set, strategy or setting changes nothing."""
-        history, epoch, position = read_state(self, state)
+        history, store, epoch, position = read_state(self, state)
         # Nothing above has changed the sampler, nor can anything below fail.
         self._budget.load_state_dict(state["spent"])
         self._history, self._compared = history, False
         self._epoch.load(epoch, position)
+        self._observing.load(state["scores"], store, position)
 
     def _begin_pass(self, resume: tuple[int, int] | None) -> Iterable[int]:
         caller, epoch = find_caller(), self._epoch
         self._warn_once(check_caller(self, caller))
+        self._observing.end_pass()
         start = epoch.advance(caller.start_of_pass(self, epoch), resume)
         self.select_if_due()
         order, weights = self._order()
         left = epoch.begin(order, start)
+        self._observing.begin_pass(order, start, caller.ahead)
         self._budget.epoch_begins(caller.ahead)
         return left if weights is None else map(WeightedIndex, left, weights[start:])
 

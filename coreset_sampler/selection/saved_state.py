@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import distributed
-from ..layers import unwrapped
+from ..layers import innermost
 from . import strategies
 from .arguments import whole_number
 from .caller import find_caller, loaded_frameworks
 from .history import History
+from .scores import ScoreStore
 
 if TYPE_CHECKING:
     from .sampler import CoresetSampler
 
-VERSION = 3
+VERSION = 4
 
 
 def settings_of(sampler: CoresetSampler) -> dict[str, Any]:
@@ -44,11 +45,12 @@ def state_of(sampler: CoresetSampler, position: int | None) -> dict[str, Any]:
     history, budget = sampler._history, sampler._budget
     spent = {**history.counts, **budget.state_dict()}
     own = history.state_dict(sampler.strategy)
-    return {**settings_of(sampler), "epoch": epoch, "position": position, "spent": spent, **own}
+    scores = sampler._observing.state_dict()
+    return {**settings_of(sampler), "epoch": epoch, "position": position, "spent": spent, "scores": scores, **own}
 
 
-def read_state(sampler: CoresetSampler, state: Mapping[str, Any]) -> tuple[History, int, int]:
-    """History, epoch and position of a state that this sampler may load, or an error. Changes nothing."""
+def read_state(sampler: CoresetSampler, state: Mapping[str, Any]) -> tuple[History, ScoreStore | None, int, int]:
+    """History, scores, epoch and position of a state that this sampler may load, or an error. Changes nothing."""
     settings = settings_of(sampler)
     if state.get("version") != VERSION:
         raise ValueError(
@@ -70,9 +72,10 @@ def read_state(sampler: CoresetSampler, state: Mapping[str, Any]) -> tuple[Histo
     epoch, position = (whole_number(key, state[key], 0) for key in ("epoch", "position"))
     if position > len(sampler):
         raise ValueError(f"position must be between 0 and {len(sampler)}, got {position}")
+    store = sampler._observing.check_state(state["scores"])
     for framework in loaded_frameworks():
         framework.check_load(sampler, position, find_caller())
-    return history, epoch, position
+    return history, store, epoch, position
 
 
 def compare_processes(sampler: CoresetSampler) -> None:
@@ -83,13 +86,14 @@ def compare_processes(sampler: CoresetSampler) -> None:
     if sampler._compared or distributed.world()[1] == 1:
         return
     with distributed.together():
-        model, coreset = unwrapped(sampler.model), sampler._history.coreset
+        model, coreset = innermost(sampler.model), sampler._history.coreset
         shapes = [(name, *value.shape) for name, value in model.named_parameters()]
         distributed.compare(
             {
                 "class": type(sampler).__name__,
                 **settings_of(sampler),
                 "max_overhead": sampler.max_overhead,
+                "watch": sampler._observing.watch,
                 "model": f"{type(model).__name__} {_short_hash(repr(shapes).encode())}",
                 "epoch": sampler._epoch.coming,
                 "coreset": None if coreset is None else _short_hash(coreset.indices.numpy().tobytes()),

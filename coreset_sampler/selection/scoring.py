@@ -12,12 +12,13 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from .. import distributed
-from ..layers import check_ready, matrix_layers, unwrapped
+from ..layers import check_ready, innermost, is_sharded, matrix_layers, unwrapped
 from .batch import copied, moved, regrouped
 from .forward import default_forward, logits_of
 from .labels import WORKER_TIMEOUT, not_one_class
 from .model_state import COPIED_WHOLE, ModelState, WriteGuard
 from .reentrant import ReentrantError, noticing_checkpoints
+from .scores import ScoreStore
 from .shared_forward import CannotShareError, run_shared
 from .types import Draw, Forward
 
@@ -46,9 +47,10 @@ class ScoringView:
         progress: bool,
         seed: int,
     ) -> None:
-        self.model = unwrapped(model)
+        self.model = innermost(model)
         self.labels = labels
         self.classes = int(labels.max()) + 1
+        self.scores: ScoreStore | None = None
         self.figures: dict[str, float] = {}
         self.forward_examples = 0
         self._dataset, self._collate_fn = dataset, collate_fn
@@ -63,7 +65,8 @@ class ScoringView:
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers(remove_duplicate=False)),
         }
-        buffers = distributed.buffers_of_first(dict(self.model.named_buffers()))
+        own_buffers = {} if is_sharded(model) else dict(self.model.named_buffers())
+        buffers = distributed.buffers_of_first(own_buffers)
         self._buffers = {id(self._own[name]): value for name, value in buffers.items()}
         self._state: ModelState | None = None
         self._written: set[int] = set()  # ids of tensors that a forward writes to
@@ -135,7 +138,7 @@ class ScoringView:
 
     def _batches(self, groups: list[Tensor]) -> Iterator[tuple[Any, Tensor]]:
         """Batches of the groups' examples in order, on the model's device, with their indices."""
-        check_ready(self.model)
+        check_ready(unwrapped(self.model))
         order = torch.cat(groups) if groups else torch.empty(0, dtype=torch.int64)
         loader = DataLoader(
             self._dataset,

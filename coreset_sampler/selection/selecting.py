@@ -36,6 +36,7 @@ def select_together(sampler: CoresetSampler, epoch: int, state: Any) -> Selectio
     """Lets the strategy choose and takes the choice of process 0; an error in one process is one in all."""
     with distributed.together():
         labels, began = sampler.read_labels(), time.perf_counter()
+        sampler._observing.gather()
         chosen, new_state, view = _choose(sampler, labels, epoch, state)
         coreset = distributed.from_first(chosen)
     coreset = check_coreset(coreset, sampler.size, sampler.n)
@@ -60,6 +61,7 @@ def _choose(sampler: CoresetSampler, labels: Tensor, epoch: int, state: Any) -> 
             progress=sampler.progress,
             seed=seed,
         )
+        view.scores = sampler._observing.fill(view)
         return *sampler.strategy.select(view, sampler.size, state, torch.Generator().manual_seed(seed)), view
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..layers import Layers as Layers
 from .coreset import Coreset
+from .scores import ScoreStore
 
 T = TypeVar("T")
 
@@ -42,6 +43,8 @@ class View(Protocol):
     labels: Tensor
     """`(n,)` int64: every example's class."""
     classes: int
+    scores: ScoreStore | None
+    """What training's own forward passes said of each example so far; None unless the strategy says that it `observes`."""
 
     def gradients(self, groups: Iterable[Tensor], draws: Sequence[Draw] = ({},)) -> Iterator[Tensor]:
         """For each group of indices `(k,)` the logit gradients `softmax - onehot` `(draws, k, classes)`."""
@@ -79,7 +82,8 @@ class Posterior(Protocol):
 class Strategy(Protocol):
     """A way to choose. The settings are the fields of a frozen dataclass, and `select` changes none of them.
 
-    A strategy that keeps something between selections says of which class it is: `State: ClassVar[type] = MyState`.
+    A strategy that keeps something between selections says of which class it is: `State: ClassVar[type] = MyState`. One
+    that reads `view.scores` says so: `observes: ClassVar[bool] = True`, or a property.
     """
 
     def select(self, view: View, size: int, state: State, generator: torch.Generator) -> tuple[Coreset, State]:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from .indexed import IndexedDataset
+
 
 class WeightedIndex(int):
     """An index that carries its weight, through worker processes and frameworks that know of neither."""
@@ -62,8 +64,17 @@ class WeightedDataset(Dataset[Any]):
 
 
 def plain(dataset: Dataset[Any]) -> Dataset[Any]:
-    """The data set without weights."""
-    return dataset.dataset if isinstance(dataset, WeightedDataset) else dataset
+    """The data set without weights and indices."""
+    while isinstance(dataset, (WeightedDataset, IndexedDataset)):
+        dataset = dataset.dataset
+    return dataset
+
+
+def is_weighted(dataset: Any) -> bool:
+    """Whether the data set hands weights on."""
+    while isinstance(dataset, IndexedDataset):
+        dataset = dataset.dataset
+    return isinstance(dataset, WeightedDataset)
 
 
 def _with_weight(item: Any, weight: Tensor) -> Any:

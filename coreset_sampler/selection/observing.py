@@ -1,0 +1,296 @@
+"""Scores from the training's own forward passes: explicit, by watching the model, or by scoring passes in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.jit import ScriptModule
+from torch.utils.data import DistributedSampler
+
+from .. import distributed
+from .scores import ScoreStore
+from .watching import Evidence, Watch, watched_module
+
+if TYPE_CHECKING:
+    from .sampler import CoresetSampler
+    from .scoring import ScoringView
+
+_MOST_PENDING = 2**26  # bytes of logits that wait until it is known that they match
+_CHUNK = 4096  # examples of a scoring pass at a time
+_EXPLICIT = (
+    "Use the explicit way: give the DataLoader IndexedDataset(train_set) and call sampler.observe(index, logits) after each "
+    "forward pass."
+)
+
+
+class Batch(NamedTuple):
+    """What one forward pass said."""
+
+    indices: Tensor
+    logits: Tensor
+    epoch: int
+
+
+class Observing:
+    """The scores of one sampler, and how they come about.
+
+    What the watched model says waits in a list until the pass is over, a selection is due or somebody reads the scores. Of
+    several processes each has a list of its own, and they are put together when a selection is due.
+
+    Args:
+        sampler: whose model is watched.
+        watch: whether to watch; by default if the strategy reads the scores, or the sampler yields the whole data set.
+    """
+
+    def __init__(self, sampler: CoresetSampler, watch: bool | None) -> None:
+        if watch not in (None, True, False):
+            raise ValueError(f"watch must be True, False or None, got {watch!r}")
+        self._sampler, self.watch = sampler, watch
+        self.store: ScoreStore | None = None
+        self.explicit = False  # whether the loop calls observe itself
+        self.off = ""  # why the model cannot be watched
+        self._watch: Watch | None = None
+        self._evidence: Evidence | None = None
+        self._pending: list[Batch] = []
+        self._bytes = 0
+        self._mixed_in = False  # whether rows of this pass are in the store already
+        self._ahead = 0.0  # share of a pass that the loader reads before the loop needs it
+        self._empty_passes = 0  # in a row, in which the model was never seen
+        self._given_out = 0  # indices since the last scoring pass
+        self._resume = (-1, 0)  # an epoch, and the rows of it that were seen before a resume
+
+    @property
+    def strategy_reads(self) -> bool:
+        """Whether the strategy reads scores."""
+        return bool(getattr(self._sampler.strategy, "observes", False))
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody wants the model watched."""
+        if self.watch is not None:
+            return self.watch
+        return self.strategy_reads or self._sampler.size == self._sampler.n
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the model is watched."""
+        return self.wanted and not self.explicit and not self.off
+
+    def begin_pass(self, order: list[int], start: int, ahead: float) -> None:
+        """Watches the model from now on.
+
+        Args:
+            order: the indices of this process in this pass.
+            start: where it begins.
+            ahead: the share of the pass that is read before the loop needs it.
+        """
+        self._given_out += self._sampler.size
+        if self.automatic and (reason := self._cannot()) is not None:
+            self._switch_off(reason)
+        if not self.automatic:
+            return
+        labels, epoch = self._sampler.read_labels(), self._sampler._epoch
+        self._evidence = self._evidence or Evidence(labels)
+        self._mixed_in, self._ahead = False, ahead
+        self._watch = Watch(
+            watched_module(self._sampler.model),
+            labels,
+            torch.tensor(order, dtype=torch.int64),
+            start or self._seen_before(),
+            yielded=lambda: epoch.yielded,
+            evidence=self._evidence,
+            take=self._take,
+            mismatch=self._switch_off,
+        )
+        self._resume = (-1, 0)
+
+    def _seen_before(self) -> int:
+        """The rows that a framework skips itself after a resume: it asks for all indices, and runs the model on the rest."""
+        epoch, rows = self._resume
+        return rows if epoch == self._sampler.epoch else 0
+
+    def _cannot(self) -> str | None:
+        if isinstance(watched_module(self._sampler.model), ScriptModule):
+            return "a scripted model takes no hooks"
+        if distributed.world()[1] > 1 and not isinstance(self._sampler, DistributedSampler):
+            return "a framework splits the indices over processes, and only DistributedCoresetSampler knows which are whose"
+        return None
+
+    def end_pass(self) -> None:
+        """The pass is over, or was left early: judges what it gave and keeps that."""
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        watch.off()
+        epoch, given = self._sampler._epoch, len(watch.order) - watch.begin
+        left = given - watch.matched
+        explained = max(self._ahead * given, watch.largest) + watch.largest  # read ahead by a loop that was left early
+        if watch.matched == 0:
+            self._empty_passes += epoch.ended
+            if self._empty_passes > 1:
+                self._switch_off("it was not seen in training mode while two passes over the data went by")
+        elif epoch.ended and left > explained:
+            self._switch_off(f"it was given {watch.matched} rows in a pass over {given} examples")
+        else:
+            self._empty_passes = 0
+        self._settle()
+
+    def _take(self, indices: Tensor, logits: Tensor) -> None:
+        self._pending.append(Batch(indices, logits, self._sampler.epoch))
+        self._bytes += logits.numel() * logits.element_size()
+        if self._bytes > _MOST_PENDING:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Moves what waits into the store. With several processes that is for `gather` to do."""
+        if distributed.world()[1] > 1 or not self._pending:
+            return
+        self._mixed_in = self._watch is not None
+        self._add(self._pending)
+        self._pending, self._bytes = [], 0
+
+    def _add(self, batches: list[Batch]) -> None:
+        for indices, logits, epoch in batches:
+            if self.store is None:
+                self.store = ScoreStore(self._sampler.read_labels(), logits.shape[1])
+            self.store.observe(indices, logits, epoch)
+
+    def _switch_off(self, reason: str) -> None:
+        """Drops what this pass gave and goes on without watching."""
+        if self._mixed_in:
+            self.store = None  # what did not match is in it
+        self._stop()
+        self.off = reason
+        if self.strategy_reads or self.watch or self._empty_passes < 2:
+            instead = "Scoring passes take over. " if self.strategy_reads else ""
+            self._sampler._warn_once(f"the model cannot be watched any longer: {reason}. {instead}{_EXPLICIT}")
+
+    def _stop(self) -> None:
+        if self._watch is not None:
+            self._watch.off()
+        self._watch, self._pending, self._bytes, self._mixed_in = None, [], 0, False
+
+    def observe(self, indices: Any, logits: Any) -> None:
+        """See `CoresetSampler.observe`."""
+        at, rows = check_observed(indices, logits, self._sampler.n, self._sampler.read_labels(), self.store)
+        if distributed.world()[1] > 1 and not (self.wanted or self.strategy_reads):
+            raise ValueError("observe in several processes needs watch=True in each, so that they put scores together")
+        if not self.explicit:
+            self._stop()
+            self.explicit = True
+        self._take(at, rows.detach().to("cpu", torch.float32, copy=True))
+        self._settle()
+
+    @property
+    def scores(self) -> ScoreStore:
+        """See `CoresetSampler.scores`."""
+        self._settle()
+        if self.store is None:
+            why = f"the model cannot be watched: {self.off}" if self.off else "train with the sampler first"
+            if not self.wanted and not self.explicit:
+                why = "pass watch=True to the sampler"
+            raise RuntimeError(f"nothing has been observed yet: {why}. {_EXPLICIT}")
+        return self.store
+
+    def gather(self) -> None:
+        """Puts what all processes have seen into the store of each. One that cannot watch its model speaks for all."""
+        if not (self.wanted or self.strategy_reads) or distributed.world()[1] == 1:
+            return self._settle()
+        parts = distributed.gather([(self.off, self.explicit, self._pending)])
+        off = next((reason for reason, _, _ in parts if reason), "")
+        if off and not self.off:
+            self._switch_off(off)
+        self.explicit = any(explicit for _, explicit, _ in parts)
+        for _, _, batches in parts:
+            self._add([] if off and not self.explicit else batches)
+        self._pending, self._bytes = [], 0
+        return None
+
+    def fill(self, view: ScoringView) -> ScoreStore | None:
+        """What the strategy is given as `view.scores`; runs a scoring pass over everything where nobody watches."""
+        if not self.strategy_reads:
+            return None
+        if not self.automatic and not self.explicit and (self.store is None or self._given_out >= self._sampler.n):
+            self._score(view)
+            self._given_out = 0
+        return self.store or ScoreStore(view.labels, max(2, view.classes))  # an empty one: nothing was seen yet
+
+    def _score(self, view: ScoringView) -> None:
+        chunks = view.shard(list(torch.arange(self._sampler.n).split(_CHUNK)))
+        least = torch.finfo(torch.float32).tiny
+        found = []
+        for at, gradients in zip(chunks, view.gradients(chunks), strict=True):
+            probability = gradients[0]
+            probability[torch.arange(len(at)), view.labels[at]] += 1
+            found.append(Batch(at, probability.clamp(min=least).log(), self._sampler._epoch.coming))
+        self._add(view.gather(found))
+
+    def stats(self) -> dict[str, float]:
+        """Figures for `CoresetSampler.stats`."""
+        if self.store is None:
+            return {}
+        return {"coverage": self.store.coverage, "score_age": self.store.age(self._sampler.epoch)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on from. Of several processes only what they have put together already."""
+        self._settle()
+        return {
+            "store": None if self.store is None else self.store.state_dict(),
+            "off": self.off,
+            "explicit": self.explicit,
+            "given_out": self._given_out,
+            "epoch": self._sampler.epoch if self._watch is not None else self._resume[0],
+            "matched": self._watch.position if self._watch is not None else self._resume[1],
+        }
+
+    def check_state(self, state: Any) -> ScoreStore | None:
+        """The store of a state that can be loaded, or an error. Changes nothing."""
+        kinds = {"off": str, "explicit": bool, "given_out": int, "epoch": int, "matched": int}
+        good = isinstance(state, Mapping) and state.keys() == {"store", *kinds}
+        if not good or not all(type(state[key]) is kind for key, kind in kinds.items()):
+            raise ValueError(f"the state of the scores is damaged; it was not made by state_dict(): {state!r:.200}")
+        if state["store"] is None:
+            return None
+        store = ScoreStore(self._sampler.read_labels(), int(state["store"].get("classes", 0)))
+        store.load_state_dict(state["store"])
+        return store
+
+    def load(self, state: Mapping[str, Any], store: ScoreStore | None, position: int) -> None:
+        """Goes on from a state that `check_state` has read.
+
+        Args:
+            state: what `state_dict` gave.
+            store: what `check_state` gave.
+            position: where the sampler goes on; at 0 a framework skips what was seen.
+        """
+        self._stop()
+        self.store, self.off, self.explicit = store, state["off"], state["explicit"]
+        self._given_out, self._resume = state["given_out"], (state["epoch"], 0 if position else state["matched"])
+        self._evidence, self._empty_passes = None, 0
+
+
+def check_observed(
+    indices: Any, logits: Any, n: int, labels: Tensor, store: ScoreStore | None
+) -> tuple[Tensor, Tensor]:
+    """Indices on the CPU and logits that belong together, or an error that says what does not fit."""
+    at = torch.as_tensor(indices)
+    if at.ndim != 1 or at.is_floating_point() or at.dtype == torch.bool:
+        raise ValueError(f"indices must be whole numbers (b,), got shape {tuple(at.shape)} of {at.dtype}")
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
+        got = f"shape {tuple(logits.shape)} of {logits.dtype}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"logits must be a tensor (b, classes) of floats, got {got}; of a model's output pass .logits")
+    if len(at) != len(logits):
+        raise ValueError(f"indices and logits must have as many rows, got {len(at)} and {len(logits)}")
+    at = at.to("cpu", torch.int64)
+    if len(at) and not 0 <= int(at.min()) <= int(at.max()) < n:
+        raise ValueError(
+            f"indices must be in [0, {n}), got {int(at.min())} to {int(at.max())}: they count the data set"
+        )
+    needed = int(labels.max()) + 1 if store is None else store.classes
+    if logits.shape[1] < max(2, needed) or (store is not None and logits.shape[1] != needed):
+        what = f"{needed} as before" if store is not None else f"at least {max(2, needed)}, the labels' classes"
+        raise ValueError(f"logits must have one column per class, {what}, got {logits.shape[1]}")
+    return at, logits
