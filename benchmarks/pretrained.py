@@ -18,7 +18,7 @@ again at the time it was shown plus 1 / chance, chance at least 0.02:
     oracle       never shows a wrong label
 
 `symmetric` noise puts any other class, `by_class` a similar one (cat for dog). The loop is the benchmark's own: it judges
-`label_noise.py` beside it, which is not in the package yet, and does not go through CoresetSampler.
+`coreset_sampler.selection.noise` and does not go through CoresetSampler.
 
 Measured (test images, 3 / 6 / 12 passes; n in docs/results.md; about 10 CPU seconds for 12 passes, one thread):
 
@@ -40,10 +40,10 @@ from pathlib import Path
 import torch
 from harness import CLOCKS, Row, Setting, Study, main
 from image_training import cosine, load
-from label_noise import NoiseModel, label_chance, label_quality, noise_model
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
+from coreset_sampler.selection.noise import NoiseModel, label_chance, label_quality, noise_model
 from coreset_sampler.selection.testing import inject_label_noise
 
 FRACTION, FLOOR = 0.1, 0.02

@@ -2,10 +2,11 @@
 
 import math
 
-import label_noise as noise
 import pytest
 import torch
-from label_noise import label_chance, label_quality, noise_model
+
+from coreset_sampler.selection import noise
+from coreset_sampler.selection.noise import label_chance, label_quality, noise_model
 
 
 def predictions(n, classes, *, signal=3.0, temperature=1.0, seed=0):
