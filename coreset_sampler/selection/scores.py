@@ -1,0 +1,276 @@
+"""ScoreStore: what the training's own forward passes said of each example, over all visits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+MANY_CLASSES = 64  # above that gradients are projected
+PROJECTED = 40  # numbers that a projected gradient has
+_MOST_LOGITS = 4_000_000  # numbers that the logits of first visits may take
+_LEAST_FIRST, _MOST_FIRST = 2_000, 20_000  # of these logits, in rows, whatever the classes
+
+_SAVED = ("counts", "last_seen", "label_probability", "margin", "_gradient", "_first_at", "_first_logits")
+_SAVED_PROJECTED = ("_vote", "_votes", "_largest")
+
+
+class ScoreStore:
+    """For each example the mean over all visits of its logit gradient `softmax - onehot`, and when it was seen.
+
+    Above 64 classes a gradient is kept as a fixed random projection onto 40 numbers, which keeps distances on average. At
+    1.28 million examples and 1,000 classes that is 260 MB.
+
+    Example:
+        >>> store = ScoreStore(labels, classes=10)
+        >>> store.observe(indices, model(x), epoch=3)
+        >>> store.label_probability[indices]
+
+    Args:
+        labels: `(n,)` int64, every example's class.
+        classes: columns of the model's logits.
+    """
+
+    labels: Tensor
+    classes: int
+    n: int
+    projected: bool
+    """Whether gradients are projections, and `probabilities` cannot be had."""
+    counts: Tensor
+    """`(n,)` int32: visits."""
+    last_seen: Tensor
+    """`(n,)` int32: epoch of the last visit, -1 for none."""
+    label_probability: Tensor
+    """`(n,)` float32: mean of the softmax at the label, NaN where never seen."""
+    margin: Tensor
+    """`(n,)` float32: mean of the label's logit minus the largest other one, NaN where never seen."""
+    skipped: int
+    """Rows left out because a logit was NaN or infinite."""
+
+    def __init__(self, labels: Tensor, classes: int) -> None:
+        if labels.ndim != 1 or labels.is_floating_point():
+            raise ValueError(f"labels must be whole numbers (n,), got shape {tuple(labels.shape)} of {labels.dtype}")
+        highest = int(labels.max()) if len(labels) else -1
+        if classes < 2 or highest >= classes:
+            raise ValueError(
+                f"classes must be at least 2 and above the highest label, {highest}, got {classes}: it is the number of "
+                "the model's logits. Labels count from 0."
+            )
+        self.labels, self.classes, self.n = labels, classes, len(labels)
+        self.projected = classes > MANY_CLASSES
+        self.skipped = self._firsts = 0
+        self.counts = torch.zeros(self.n, dtype=torch.int32)
+        self.last_seen = torch.full((self.n,), -1, dtype=torch.int32)
+        self.label_probability, self.margin = (torch.full((self.n,), torch.nan) for _ in range(2))
+        self._gradient = torch.full((self.n, PROJECTED if self.projected else classes), torch.nan)
+        rows = max(_LEAST_FIRST, min(_MOST_FIRST, _MOST_LOGITS // classes))
+        self._first_rows = min(rows, self.n - self.n // 2)
+        self._first_at = torch.full((self._first_rows,), -1, dtype=torch.int64)
+        self._first_logits = torch.zeros(self._first_rows, classes, dtype=torch.float16)
+        if self.projected:
+            self._projection = _projection(classes)
+            self._vote = torch.full((self.n,), -1, dtype=torch.int32)  # the class that leads, and by how many votes
+            self._votes = torch.zeros(self.n, dtype=torch.int32)
+            self._largest = torch.full((self.n,), torch.nan)  # mean of the largest probability
+
+    def __repr__(self) -> str:
+        return f"ScoreStore(n={self.n}, classes={self.classes}, coverage={self.coverage:.3f})"
+
+    @property
+    def coverage(self) -> float:
+        """The share of examples that were seen at least once."""
+        return float((self.counts > 0).sum()) / max(1, self.n)
+
+    @property
+    def predicted(self) -> Tensor:
+        """`(n,)` int64: the class that the model would give, -1 where never seen.
+
+        The largest mean probability; of projected scores the class that was the likeliest most often, by a running vote.
+        """
+        if self.projected:
+            return self._vote.long()
+        return torch.where(self.counts > 0, self.probabilities().argmax(1), -1)
+
+    @property
+    def predicted_probability(self) -> Tensor:
+        """`(n,)` float32: its mean probability; of projected scores the mean of the largest one. NaN where never seen."""
+        return self._largest if self.projected else self.probabilities().amax(1)
+
+    def gradients(self, indices: Tensor) -> Tensor:
+        """`(k, classes)`, or `(k, 40)` if projected: the mean of `softmax - onehot`, NaN where never seen.
+
+        Args:
+            indices: `(k,)` examples.
+        """
+        return self._gradient[indices]
+
+    def probabilities(self, indices: Tensor | None = None) -> Tensor:
+        """`(k, classes)` mean softmax, NaN where never seen.
+
+        Args:
+            indices: `(k,)` examples; all by default.
+        """
+        if self.projected:
+            raise ValueError(
+                f"probabilities are not kept for {self.classes} classes: above {MANY_CLASSES} the store has a projection "
+                "of the gradients. Read label_probability, predicted and predicted_probability."
+            )
+        at = slice(None) if indices is None else indices
+        return self._gradient[at] + one_hot(self.labels[at], self.classes)
+
+    def first_visits(self) -> tuple[Tensor, Tensor]:
+        """Indices `(k,)` and logits `(k, classes)` of first visits, when nothing was trained on these examples yet.
+
+        A random sample of those after the first n/2 of them: at most 20,000, and no more than 2,000 or 4 million numbers.
+        """
+        filled = self._first_at >= 0
+        return self._first_at[filled], self._first_logits[filled].float()
+
+    def age(self, epoch: int) -> float:
+        """The mean number of epochs since the last visit, over the examples seen; NaN if there are none.
+
+        Args:
+            epoch: the epoch that is now.
+        """
+        return float((epoch - self.last_seen[self.counts > 0]).double().mean())
+
+    @torch.no_grad()
+    def observe(self, indices: Tensor, logits: Tensor, epoch: int, gradients: Tensor | None = None) -> None:
+        """Takes in what a forward pass said; a row with NaN or infinity is skipped, and counted in `skipped`.
+
+        Args:
+            indices: `(b,)` examples, also the same one more than once.
+            logits: `(b, classes)` on any device.
+            epoch: of the visit.
+            gradients: `(b, classes)` to keep in place of the logits' own, such as means under noise.
+        """
+        indices, logits = indices.to("cpu", torch.int64), logits.to("cpu", torch.float32)
+        extra = None if gradients is None else gradients.to("cpu", torch.float32)
+        good = torch.isfinite(logits).all(1)
+        if extra is not None:
+            good &= torch.isfinite(extra).all(1)
+        if not bool(good.all()):
+            self.skipped += int((~good).sum())
+            indices, logits, extra = indices[good], logits[good], None if extra is None else extra[good]
+        for rows in _visits(indices):
+            self._visit(indices[rows], logits[rows], epoch, None if extra is None else extra[rows])
+
+    def _visit(self, at: Tensor, logits: Tensor, epoch: int, gradient: Tensor | None) -> None:
+        """One visit of each example in `at`, all different."""
+        labels, seen = self.labels[at], self.counts[at]
+        self._keep_first(at[seen == 0], logits[seen == 0])
+        rows = torch.arange(len(at))
+        probability = logits.softmax(1)
+        largest, likeliest = probability.max(1)
+        others = logits.index_put((rows, labels), torch.tensor(-torch.inf))
+        weight = 1.0 / (seen + 1)
+        _to_mean(self.label_probability, at, probability[rows, labels], weight, seen)
+        _to_mean(self.margin, at, logits[rows, labels] - others.amax(1), weight, seen)
+        if gradient is None:
+            gradient = probability
+            gradient[rows, labels] -= 1
+        if self.projected:
+            gradient = gradient @ self._projection
+            _to_mean(self._largest, at, largest, weight, seen)
+            self._count_vote(at, likeliest.int())
+        _to_mean(self._gradient, at, gradient, weight[:, None], seen[:, None])
+        self.counts[at] = seen + 1
+        self.last_seen[at] = epoch
+
+    def _count_vote(self, at: Tensor, likeliest: Tensor) -> None:
+        """A running majority vote: the leader gains a vote or loses one, and at none the next one leads."""
+        leader, votes = self._vote[at], self._votes[at]
+        new = votes == 0
+        self._vote[at] = torch.where(new, likeliest, leader)
+        self._votes[at] = torch.where(new | (leader == likeliest), votes + 1, votes - 1)
+
+    def _keep_first(self, at: Tensor, logits: Tensor) -> None:
+        """Puts first visits into a reservoir; which stay depends on their number alone, so that runs can be repeated.
+
+        The k-th (from 0) takes place k while there is one, then a random place below k + 1, if there is such a place.
+        """
+        number = np.arange(self._firsts, self._firsts + len(at)) - self.n // 2
+        self._firsts += len(at)
+        place = np.where(number < self._first_rows, number, _scrambled(number) % np.maximum(number + 1, 1))
+        chosen = {int(place[row]): row for row in np.flatnonzero((number >= 0) & (place < self._first_rows))}
+        if chosen:
+            places, rows = (torch.tensor(list(part)) for part in (chosen.keys(), chosen.values()))
+            self._first_at[places] = at[rows]
+            limit = torch.finfo(torch.float16).max
+            self._first_logits[places] = logits[rows].clamp(-limit, limit).half()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and numbers to save; a copy, so that later visits do not change it."""
+        numbers = {"n": self.n, "classes": self.classes, "skipped": self.skipped, "firsts": self._firsts}
+        return {**numbers, **{name.lstrip("_"): value.clone() for name, value in self._tensors()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes the scores of a store of the same data. An error changes nothing.
+
+        Args:
+            state: what `state_dict` gave.
+        """
+        own = self.state_dict()
+        if not isinstance(state, Mapping) or state.keys() != own.keys():
+            raise ValueError(f"the state of the scores is damaged; it was not made by state_dict(): {state!r:.200}")
+        for key in ("n", "classes"):
+            if state[key] != own[key]:
+                raise ValueError(f"the scores were saved with {key}={state[key]}, here it is {own[key]}: other data")
+        for key, value in own.items():
+            found = state[key]
+            if isinstance(value, Tensor):
+                good = isinstance(found, Tensor) and found.shape == value.shape and found.dtype == value.dtype
+            else:
+                good = type(found) is int and found >= 0
+            if not good:
+                raise ValueError(f"the state's scores are damaged: {key} is {found!r:.100}")
+        self.skipped, self._firsts = state["skipped"], state["firsts"]
+        for name, value in self._tensors():
+            value.copy_(state[name.lstrip("_")])
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name in _SAVED + (_SAVED_PROJECTED if self.projected else ()):
+            yield name, getattr(self, name)
+
+
+def _visits(indices: Tensor) -> Iterator[Tensor]:
+    """Rows in groups in which no index is twice: the first time of each, then the second, and so on.
+
+    Example: indices `[7, 3, 7, 7]` give the rows `[0, 1]`, `[2]` and `[3]`.
+    """
+    order = torch.argsort(indices, stable=True)
+    ranked = indices[order]
+    new = torch.ones(len(ranked), dtype=torch.bool)
+    new[1:] = ranked[1:] != ranked[:-1]
+    if bool(new.all()):
+        if len(indices):
+            yield torch.arange(len(indices))
+        return
+    place = torch.arange(len(ranked))
+    start = torch.where(new, place, 0).cummax(0).values
+    times = torch.empty_like(place).index_put_((order,), place - start)  # that an index came before
+    for time in range(int(times.max()) + 1):
+        yield (times == time).nonzero()[:, 0]
+
+
+def _to_mean(mean: Tensor, at: Tensor, new: Tensor, weight: Tensor, seen: Tensor) -> None:
+    old = mean[at]
+    mean[at] = torch.where(seen == 0, new, old + (new - old) * weight)
+
+
+def _projection(classes: int) -> Tensor:
+    """`(classes, 40)` random signs, scaled so that squared lengths stay what they are on average."""
+    signs = np.random.Generator(np.random.PCG64(0)).integers(0, 2, (classes, PROJECTED))
+    return torch.from_numpy(signs).float().mul_(2).sub_(1).div_(PROJECTED**0.5)
+
+
+def _scrambled(numbers: np.ndarray) -> np.ndarray:
+    """Numbers of at least 0 that look random, one for each number (the last steps of splitmix64)."""
+    x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x >> np.uint64(2)).astype(np.int64)
