@@ -8,7 +8,7 @@ from .selection.coreset import Coreset
 from .selection.distributed_sampler import DistributedCoresetSampler
 from .selection.facility_location import cover, facility_location, facility_location_pools
 from .selection.indexed import IndexedDataset
-from .selection.posterior import DiagonalLaplace, PointMass, Snapshots, SphericalGaussian
+from .selection.posterior import DiagonalLaplace, PointMass, Snapshots, SphericalGaussian, Trajectory
 from .selection.sampler import CoresetSampler
 from .selection.weighted import WeightedDataset
 from .synthetic.dataset import SyntheticCoreset, load_coreset
@@ -32,6 +32,7 @@ __all__ = [
     "Snapshots",
     "SphericalGaussian",
     "SyntheticCoreset",
+    "Trajectory",
     "WeightedDataset",
     "__version__",
     "cover",

@@ -1,10 +1,11 @@
-"""Where to score: the weights themselves, Gaussians around them, or other weights of the same network."""
+"""Where to score: the weights themselves, Gaussians around them, other weights of the network, those it trains through."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -164,3 +165,40 @@ class Snapshots:
             {name: value.to(own[name].device) for name, value in state.items() if once[id(own[name])] == name}
             for state in self.states[-draws:]
         ]
+
+
+@dataclass(frozen=True, repr=False)
+class Trajectory:
+    r"""The weights that training passes through: the draws are already paid for, nothing extra is run.
+
+    SGD with a constant step samples around a minimum (Mandt et al. 2017). So the mean of what the training's own forward
+    passes said of an example, visit after visit, is a mean over draws. The sampler collects it in `sampler.scores`.
+
+    `Stable`, `LabelConfidence` and `LossPruning` read it.
+
+    Args:
+        noise: more draws around each of these weights, in the head alone: its input is caught in the training's forward
+            pass, and noisy heads are small matrix products. `SphericalGaussian(0.1, "head")`, or None.
+    """
+
+    noise: SphericalGaussian | None = None
+
+    observes: ClassVar[bool] = True
+    """That it reads what training said, and has no draws to run."""
+
+    def __post_init__(self) -> None:
+        if self.noise is not None and (not isinstance(self.noise, SphericalGaussian) or self.noise.layers != "head"):
+            raise ValueError(
+                f"noise must be a SphericalGaussian in the head or None, got {describe(self.noise)}. Other layers need "
+                'forward passes of their own: pass SphericalGaussian(0.1, "head"), or this posterior without Trajectory.'
+            )
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def draw(self, view: View, draws: int, generator: torch.Generator) -> list[Draw]:
+        """Raises: there is nothing to run."""
+        raise TypeError(
+            "Trajectory has no draws to run: its scores come from the training itself. Stable, LabelConfidence and "
+            "LossPruning read them; for other strategies pass PointMass() or SphericalGaussian()."
+        )

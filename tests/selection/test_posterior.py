@@ -3,7 +3,7 @@ import torch
 from scenarios import conv_net, digits, trained_net
 from torch import nn
 
-from coreset_sampler import DiagonalLaplace, PointMass, Snapshots, SphericalGaussian
+from coreset_sampler import DiagonalLaplace, PointMass, Snapshots, SphericalGaussian, Trajectory
 from coreset_sampler.selection.scoring import ScoringView
 
 
@@ -113,3 +113,17 @@ def test_bad_settings_are_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             build()
+
+
+def test_a_trajectory_has_no_draws_and_says_who_reads_it():
+    assert Trajectory().observes
+    assert not getattr(PointMass(), "observes", False)
+    assert repr(Trajectory(SphericalGaussian(0.2, "head"))).startswith("Trajectory(noise=SphericalGaussian(scale=0.2")
+    with pytest.raises(TypeError, match=r"no draws.*Stable, LabelConfidence and LossPruning.*PointMass\(\)"):
+        Trajectory().draw(view_of(conv_net()), 1, seeded())
+
+
+@pytest.mark.parametrize("noise", [SphericalGaussian(0.1, "norm"), SphericalGaussian(), PointMass(), 0.1])
+def test_noise_on_a_trajectory_is_in_the_head_alone(noise):
+    with pytest.raises(ValueError, match="noise must be a SphericalGaussian in the head or None, got .*pass Spherical"):
+        Trajectory(noise)

@@ -15,7 +15,7 @@ from .confidence import Predictions, knows_labels, label_confidence, noise_rate
 from .pools import quotas
 from .scores import CHUNK, random_of_each_class
 from .settings import check_at_least, check_balance, check_exponent
-from .uniform import Uniform
+from .uniform import Place, Uniform
 
 _CURRENT = PointMass()
 _LEAST_CHANCE = 1e-6  # of an example whose label the model finds impossible
@@ -25,11 +25,13 @@ _LEAST_CHANCE = 1e-6  # of an example whose label the model finds impossible
 class Queue:
     """The candidates of a scoring pass and when each is due: an example is due again after the inverse of its chance.
 
-    `warmed_up` counts the uniform selections at the start. `candidates`, `chance` and `due` are `(k,)`, empty before the
-    first scoring pass, which serves `uses_left` more selections and estimated a `noise_rate`, if the model could tell.
+    `warmed_up` counts the uniform selections at the start, which are at `place` of a pass. `candidates`, `chance` and
+    `due` are `(k,)`, empty before the first scoring pass, which serves `uses_left` more selections and estimated a
+    `noise_rate`, if the model could tell.
     """
 
     warmed_up: int = 0
+    place: Place | None = None
     uses_left: int = 0
     candidates: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     chance: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
@@ -84,10 +86,10 @@ class LabelConfidence:
         """The examples that are due first, class by class; scores anew when the last scoring pass has served."""
         queue = state or Queue()
         if queue.warmed_up < self.warm_up:
-            coreset, _ = Uniform().select(view, size, None, generator)
-            return coreset, replace(queue, warmed_up=queue.warmed_up + 1)
+            coreset, place = Uniform().select(view, size, queue.place, generator)
+            return coreset, replace(queue, warmed_up=queue.warmed_up + 1, place=place)
         if queue.uses_left == 0:
-            queue = self._score(view, size, queue.warmed_up, generator)
+            queue = self._score(view, size, queue, generator)
         if queue.noise_rate is not None:
             view.log(estimated_noise_rate=queue.noise_rate)
         picks, weights = self._first(view, size, queue, generator)
@@ -111,13 +113,13 @@ class LabelConfidence:
         weights = (counts / quota.clamp(min=1).double())[labels[picks]]
         return picks, weights * len(view.labels) / weights.sum()
 
-    def _score(self, view: View, size: int, warmed_up: int, generator: torch.Generator) -> Queue:
+    def _score(self, view: View, size: int, queue: Queue, generator: torch.Generator) -> Queue:
         wanted = min(len(view.labels), self.rescore_every * size * self.candidates)
         chosen = random_of_each_class(view.labels, wanted, self.balance, generator)
         right, rate = self._confidence(view, chosen, generator)
         chance = (right**self.exponent).clamp(min=_LEAST_CHANCE)
         due = torch.rand(len(chosen), generator=generator, dtype=torch.float64) / chance
-        return Queue(warmed_up, self.rescore_every, chosen, chance, due, rate)
+        return Queue(queue.warmed_up, queue.place, self.rescore_every, chosen, chance, due, rate)
 
     def _confidence(self, view: View, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, float | None]:
         """How likely each candidate's label is right `(k,)`, and the share of wrong ones, if the model can tell."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -140,19 +140,27 @@ def _state_of(strategy: Strategy, values: Any) -> State:
     if values is None:
         return None
     kind = getattr(strategy, "State", None)
-    if kind is None or not isinstance(values, Mapping):
+    if kind is None:
         raise _damaged(strategy, values)
+    return _built(strategy, kind, values)
+
+
+def _built(strategy: Strategy, kind: type, values: Any) -> Any:
+    """The dataclass `kind` of these values, and of the dataclasses in its fields."""
     hints = _hints(kind)
-    if values.keys() != hints.keys():
+    if not isinstance(values, Mapping) or values.keys() != hints.keys():
         raise _damaged(strategy, values)
     found = {}
     for name, hint in hints.items():
+        value, inner = values[name], next(filter(dataclasses.is_dataclass, (hint, *get_args(hint))), None)
         if hint is State:
-            found[name] = _state_of(strategy.strategy, values[name])  # type: ignore[attr-defined]
-        elif isinstance(values[name], (hint, int) if hint is float else hint):
-            found[name] = _value(values[name])
+            found[name] = _state_of(strategy.strategy, value)  # type: ignore[attr-defined]
+        elif inner is not None and value is not None:
+            found[name] = _built(strategy, inner, value)
+        elif isinstance(value, (hint, int) if hint is float else hint):
+            found[name] = _value(value)
         else:
-            raise _damaged(strategy, {name: values[name]})
+            raise _damaged(strategy, {name: value})
     return kind(**found)
 
 

@@ -9,20 +9,21 @@ import torch
 
 from ..coreset import Coreset
 from ..types import State, Strategy, View
-from .uniform import Uniform
+from .uniform import Place, Uniform
 
 
 @dataclass(frozen=True, eq=False)
 class WarmedUp:
-    """How many uniform selections there were, and the state of the strategy that came after them."""
+    """How many uniform selections there were and where they are in the pass; the state of the strategy after them."""
 
     done: int = 0
+    place: Place | None = None
     inner: State = None
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Keeps a random subset at the first selections and leaves the later ones to another strategy.
+    """Keeps random examples at the first selections, as `Uniform` does, and leaves the later ones to another strategy.
 
     At its random start a network gives all examples of a class nearly the same gradient, and what covers those well says
     nothing. Cost: nothing, and the first scoring passes are spared.
@@ -50,7 +51,7 @@ class WarmUp:
         """Uniform first, then as the other strategy does."""
         state = state or WarmedUp()
         if state.done < self.selections:
-            coreset, _ = Uniform().select(view, size, None, generator)
-            return coreset, WarmedUp(state.done + 1, state.inner)
+            coreset, place = Uniform().select(view, size, state.place, generator)
+            return coreset, WarmedUp(state.done + 1, place, state.inner)
         coreset, inner = self.strategy.select(view, size, state.inner, generator)
-        return coreset, WarmedUp(state.done, inner)
+        return coreset, WarmedUp(state.done, state.place, inner)

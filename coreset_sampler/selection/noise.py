@@ -16,9 +16,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .scores import ScoreStore
 
 _ROWS = 20_000  # that the model is fitted to, at most; more make no figure better that is used
 _CHUNK = 4_000_000  # numbers that are float64 at a time
@@ -116,6 +120,27 @@ def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel)
         part, of = mean_probabilities[rows], labels[rows].to(quality.device)
         right = _right(_softmax(_log(part), temperature), of, model.matrix.to(quality.device))
         quality[rows] = torch.where(right.isfinite(), right, 1.0).float()
+    return quality
+
+
+def quality_of(store: ScoreStore, model: NoiseModel) -> Tensor:
+    """`label_quality` `(n,)` float32 by what a store has seen. Never seen: 1.
+
+    Of projected scores only the label's own probability is known: whatever is not the label is taken to be any other class.
+
+    Args:
+        store: of a sampler that observes.
+        model: of `noise_model`, such as that of its `first_visits`.
+    """
+    if not store.projected:
+        return label_quality(store.probabilities(), store.labels, model)
+    quality, seen = torch.ones(store.n), store.counts > 0
+    if not model.competent or model.rate == 0 or not bool(seen.any()):
+        return quality
+    diagonal, labels, own = model.matrix.diag(), store.labels[seen], store.label_probability[seen].double()
+    others = (model.matrix.sum(0) - diagonal) / (len(model.matrix) - 1)  # of each label, from any other class
+    right, wrong = own * diagonal[labels], (1 - own) * others[labels]
+    quality[seen] = (right / (right + wrong).clamp(min=1e-300)).float()
     return quality
 
 

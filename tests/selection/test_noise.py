@@ -2,45 +2,12 @@
 
 import math
 
-import label_noise as noise
 import pytest
 import torch
-from label_noise import label_chance, label_quality, noise_model
+from simulated import area_under_curve, labelled, observed, pairs, predictions, symmetric
 
-
-def predictions(n, classes, *, signal=3.0, temperature=1.0, seed=0):
-    """True classes and logits of a network that is exactly calibrated at this temperature.
-
-    By Bayes' rule: if x has mean `signal` in the column of its class and 0 elsewhere, with unit variance, the log
-    probabilities of the classes are `signal * x` up to a constant.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    truth = torch.randint(classes, (n,), generator=generator)
-    x = torch.randn(n, classes, generator=generator, dtype=torch.float64)
-    x[torch.arange(n), truth] += signal
-    return truth, temperature * signal * x
-
-
-def labelled(truth, matrix, seed=1):
-    """A label for each true class, by its row of the matrix."""
-    return torch.multinomial(matrix[truth], 1, generator=torch.Generator().manual_seed(seed))[:, 0]
-
-
-def symmetric(rate, classes):
-    matrix = torch.full((classes, classes), rate / (classes - 1), dtype=torch.float64)
-    return matrix.fill_diagonal_(1 - rate)
-
-
-def pairs(rate, classes):
-    """Each class is taken for the next."""
-    eye = torch.eye(classes, dtype=torch.float64)
-    return (1 - rate) * eye + rate * eye.roll(1, 1)
-
-
-def area_under_curve(score, wrong):
-    rank = score.argsort().argsort().double()
-    right, total = int((~wrong).sum()), len(wrong)
-    return float((rank[~wrong].sum() - right * (right - 1) / 2) / (right * (total - right)))
+from coreset_sampler.selection import noise
+from coreset_sampler.selection.noise import label_chance, label_quality, noise_model, quality_of
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
@@ -263,3 +230,34 @@ def test_a_model_of_other_classes_is_refused():
     model = noise.NoiseModel(1.0, torch.eye(5, dtype=torch.float64), 0.1, competent=True)
     with pytest.raises(ValueError, match="model's 5 classes, got 3"):
         label_quality(torch.zeros(4, 3), LABELS, model)
+
+
+@pytest.mark.parametrize("matrix", [symmetric(0.4, 10), pairs(0.3, 10)])
+def test_the_quality_of_a_store_is_that_of_its_mean_probabilities(matrix):
+    truth, logits = predictions(2000, 10)
+    store = observed(logits, labelled(truth, matrix), visits=3, seen=1900)
+    at, first = store.first_visits()
+    model = noise_model(first, store.labels[at])
+    quality = quality_of(store, model)
+    assert quality.equal(label_quality(store.probabilities(), store.labels, model))
+    assert quality[1900:].equal(torch.ones(100))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.5])
+def test_of_projected_scores_the_label_s_own_probability_says_how_likely_it_is_right(rate):
+    """Against Bayes' rule with all probabilities, which the store does not keep above 64 classes."""
+    truth, logits = predictions(4000, 100, signal=4.0)
+    store = observed(logits, labelled(truth, symmetric(rate, 100)), visits=2, seen=3900)
+    assert store.projected
+    at, first = store.first_visits()
+    model = noise_model(first, store.labels[at])
+    quality = quality_of(store, model)
+    assert quality[3900:].equal(torch.ones(100))
+    if not rate:
+        assert quality.equal(torch.ones(4000))
+        return
+    wrong = (store.labels != truth)[:3900]
+    assert float(1 - quality[:3900].mean()) == pytest.approx(rate, abs=0.04)
+    exact = label_quality(logits.softmax(1), store.labels, model)[:3900]
+    assert float((quality[:3900] - exact).abs().mean()) < 0.03
+    assert area_under_curve(quality[:3900], wrong) > area_under_curve(exact, wrong) - 0.01
