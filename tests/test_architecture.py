@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "selection": set(),
     "synthetic": set(),
     "integrations": {"selection", "synthetic"},
-    "cli": {"synthetic"},
+    "cli": {"selection", "synthetic"},
 }
 """What each room may import besides itself and the ground floor."""
 

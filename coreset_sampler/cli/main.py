@@ -1,4 +1,4 @@
-"""The command line: `coreset-sampler zoo | info | show | convert | experts | distill | evaluate`."""
+"""The command line: `coreset-sampler zoo | info | show | convert | experts | distill | evaluate | audit`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..synthetic.formats import READERS, PreprocessingUnknownError, read_publish
 from ..synthetic.picture import draw, uneven
 from ..synthetic.preprocessing import Normalize, Preprocessing, Raw
 from ..synthetic.untrusted import printable
+from .audit import add_audit
 from .distill import add_distill
 from .evaluate import add_evaluate
 from .experts import add_experts
@@ -30,6 +31,7 @@ _EXAMPLES = """examples:
   coreset-sampler distill digits --images-per-class 1 --minutes 2 -o mine.safetensors
   coreset-sampler distill fashion-mnist --data DIR --method vbpc --images-per-class 10 -o fmnist.safetensors
   coreset-sampler convert images_best.pt mine.safetensors --mean 0.2861 --std 0.3530
+  coreset-sampler audit scores.safetensors --data DIR -o suspects.html
 
 coreset-sampler COMMAND --help says more of each."""
 
@@ -65,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         add_experts,
         add_distill,
         add_evaluate,
+        add_audit,
     ):
         add(commands)
     return top

@@ -55,7 +55,7 @@ def test_the_version_is_told(capsys):
 
 
 def test_help_has_examples_and_every_one_is_understood(capsys):
-    for command in ([], ["distill"], ["experts"], ["evaluate"]):
+    for command in ([], ["distill"], ["experts"], ["evaluate"], ["audit"]):
         with pytest.raises(SystemExit):
             cli.main([*command, "--help"])
         text = " ".join(capsys.readouterr().out.split("example")[-1].split())
