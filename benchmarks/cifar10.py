@@ -39,7 +39,7 @@ from oracle import oracle
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from coreset_sampler import Coreset, SphericalGaussian, strategies
+from coreset_sampler import Coreset, PointMass, SphericalGaussian, strategies
 from coreset_sampler.selection.types import State, View
 
 
@@ -104,7 +104,12 @@ SETTINGS["few"] = replace(SETTINGS["cpu"], n=2_000, passes=50, shift=None, lengt
 def contestants(setting: ImageSetting) -> dict[str, Contestant]:
     stable = partial(strategies.Stable, posterior=setting.posterior, draws=4, **setting.pools)
     crest = partial(strategies.Crest, **setting.pools)
-    confidence = partial(strategies.LabelConfidence, warm_up=0, rescore_every=setting.pools.get("rescore_every", 1))
+    confidence = partial(
+        strategies.LabelConfidence,
+        posterior=PointMass(),
+        warm_up=0,
+        rescore_every=setting.pools.get("rescore_every", 1),
+    )
     several = partial(stable, pool_size=100, keep=20)
     made = {
         "uniform": strategies.Uniform,

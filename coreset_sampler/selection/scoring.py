@@ -18,6 +18,7 @@ from .forward import default_forward, logits_of
 from .labels import WORKER_TIMEOUT, not_one_class
 from .model_state import COPIED_WHOLE, ModelState, WriteGuard
 from .reentrant import ReentrantError, noticing_checkpoints
+from .scores import ScoreStore
 from .shared_forward import CannotShareError, run_shared
 from .types import Draw, Forward
 
@@ -49,6 +50,7 @@ class ScoringView:
         self.model = unwrapped(model)
         self.labels = labels
         self.classes = int(labels.max()) + 1
+        self.scores: ScoreStore | None = None
         self.figures: dict[str, float] = {}
         self.forward_examples = 0
         self._dataset, self._collate_fn = dataset, collate_fn

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..layers import Layers as Layers
 from .coreset import Coreset
+from .scores import ScoreStore
 
 T = TypeVar("T")
 
@@ -42,6 +43,8 @@ class View(Protocol):
     labels: Tensor
     """`(n,)` int64: every example's class."""
     classes: int
+    scores: ScoreStore | None
+    """What training said of each example so far; None where the strategy does not observe."""
 
     def gradients(self, groups: Iterable[Tensor], draws: Sequence[Draw] = ({},)) -> Iterator[Tensor]:
         """For each group of indices `(k,)` the logit gradients `softmax - onehot` `(draws, k, classes)`."""
