@@ -31,7 +31,7 @@ from oracle import oracle
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from coreset_sampler import SphericalGaussian, strategies
+from coreset_sampler import PointMass, SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 from coreset_sampler.selection.types import Strategy
 
@@ -68,7 +68,11 @@ def strategy_of(name: str, setting: TinySetting, wrong: Tensor) -> Strategy:
         "crest": partial(strategies.Crest, **pools),
         "stable": partial(strategies.Stable, posterior=posterior, draws=2, **pools),
         "label_confidence": partial(
-            strategies.LabelConfidence, warm_up=0, rescore_every=setting.rescore_every, balance="proportional"
+            strategies.LabelConfidence,
+            posterior=PointMass(),
+            warm_up=0,
+            rescore_every=setting.rescore_every,
+            balance="proportional",
         ),
         "full": strategies.Uniform,
         "oracle": partial(oracle, wrong),

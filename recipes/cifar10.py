@@ -32,7 +32,7 @@ from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2 as transforms
 
-from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, strategies
+from coreset_sampler import DistributedCoresetSampler, PointMass, SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
 POOLS = dict(
@@ -42,7 +42,7 @@ STRATEGIES = {
     "uniform": strategies.Uniform(),
     "crest": strategies.Crest(**POOLS),
     "stable": strategies.Stable(posterior=SphericalGaussian(0.01, "norm", redraw=1), draws=4, **POOLS),
-    "label_confidence": strategies.LabelConfidence(rescore_every=10, warm_up=0),
+    "label_confidence": strategies.LabelConfidence(posterior=PointMass(), rescore_every=10, warm_up=0),
 }
 PLAIN = [transforms.ToImage(), transforms.ToDtype(torch.float32, scale=True), transforms.Normalize([0.473], [0.251])]
 

@@ -28,7 +28,7 @@ from timm.utils import ModelEmaV3, random_seed
 from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
 
-from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, strategies
+from coreset_sampler import DistributedCoresetSampler, PointMass, SphericalGaussian, strategies
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # set by torchrun
 DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
@@ -36,7 +36,9 @@ POOLS = dict(pool_size=500, keep=100, balance="proportional", rescore_every=5)  
 STRATEGIES = {
     "uniform": strategies.Uniform(),
     "stable": strategies.Stable(posterior=SphericalGaussian(0.1, "norm", redraw=1), draws=2, **POOLS),
-    "label_confidence": strategies.LabelConfidence(balance="proportional", rescore_every=5, warm_up=0),
+    "label_confidence": strategies.LabelConfidence(
+        posterior=PointMass(), balance="proportional", rescore_every=5, warm_up=0
+    ),
 }
 
 

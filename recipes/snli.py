@@ -34,7 +34,7 @@ from transformers import (
     set_seed,
 )
 
-from coreset_sampler import SphericalGaussian, strategies
+from coreset_sampler import PointMass, SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
 CLASSES = 3
@@ -45,7 +45,7 @@ STRATEGIES = {
     "uniform": strategies.Uniform(),
     "crest": strategies.Crest(**POOLS),
     "stable": strategies.Stable(posterior=SphericalGaussian(0.01, "norm", redraw=1), draws=4, **POOLS),
-    "label_confidence": strategies.LabelConfidence(rescore_every=5, warm_up=0),
+    "label_confidence": strategies.LabelConfidence(posterior=PointMass(), rescore_every=5, warm_up=0),
 }
 
 

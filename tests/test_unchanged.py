@@ -68,8 +68,10 @@ def selections() -> dict[str, Callable[[], Any]]:
         "herding": lambda: s.Herding(),
         "forgetting": lambda: s.Forgetting(),
         "uniform": lambda: s.Uniform(),
-        "believed": lambda: s.LabelConfidence(rescore_every=1, warm_up=0),
-        "believed, reuse": lambda: s.LabelConfidence(exponent=1, rescore_every=2, balance="proportional", warm_up=0),
+        "believed": lambda: s.LabelConfidence(posterior=PointMass(), rescore_every=1, warm_up=0),
+        "believed, reuse": lambda: s.LabelConfidence(
+            posterior=PointMass(), exponent=1, rescore_every=2, balance="proportional", warm_up=0
+        ),
         "warm_up": lambda: s.WarmUp(s.Crest(**pools), selections=1),
     }
     for name, posterior in posteriors().items():

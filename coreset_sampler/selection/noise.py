@@ -33,6 +33,7 @@ _FLOOR = 1e-3  # share of labels that may be anything, so that no likelihood is 
 _ERRORS_ABOVE_CHANCE = 3.0  # standard errors by which a competent network's agreement is above chance
 _ERRORS_ABOVE_CLEAN = 5.0  # standard deviations by which the gain of the likelihood is above that of clean labels
 _LEAST_GAIN = 0.01  # of the log likelihood an example; a network that is a little miscalibrated gains less
+_LEAST_NET_GAIN = 0.005  # less the parameters; where it is lower, rates are found that are far too high
 _COARSE = tuple(10 ** (-1 + 0.2 * step) for step in range(11))  # temperatures, 0.1 to 10
 _FINE = (10**-0.1, 10**-0.05, 1.0, 10**0.05, 10**0.1)
 
@@ -49,7 +50,7 @@ class NoiseModel:
         matrix: `(classes, classes)` float64; row `k` is how the examples of class `k` are labelled.
         rate: the estimated share of wrong labels.
         competent: whether the network agrees with the labels more often than by chance. If not, no label is doubted.
-        gain: of the log likelihood an example, over labels that are all right.
+        gain: of the log likelihood an example over labels that are all right, less 1 per parameter (Akaike); 0 if none.
     """
 
     temperature: float
@@ -62,8 +63,8 @@ class NoiseModel:
 def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
     """Fits temperature and noise matrix. Where nothing speaks against the labels, the matrix is the identity and `rate` 0.
 
-    Below 50 examples a class, or where a rate for each pair of classes says no more than luck would, the matrix has one rate
-    for all classes, and a wrong label is any class, by how common it is.
+    Below 50 examples a class, or where a rate for each pair of classes explains no more (by Akaike's criterion), the matrix
+    has one rate for all classes, and a wrong label is any class, by how common it is.
 
     Args:
         first_logits: `(n, classes)`, of examples that the network was not trained on before, best those of the second
@@ -80,13 +81,14 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
     shares = torch.bincount(labels, minlength=classes).double() / len(labels)
     (clean, _), cold = _best_temperature(logits, lambda q: _loglik_clean(q, labels, shares))
     families = [(_fit_matrix, classes * (classes - 1))] * (len(labels) >= _PER_CLASS * classes) + [(_fit_background, 1)]
-    for fit, parameters in families:  # the first that the labels speak for
+    best = NoiseModel(cold, torch.eye(classes, dtype=torch.float64), 0.0, competent=True)
+    for fit, parameters in families:
         (noisy, matrix), temperature = _best_temperature(logits, partial(fit, labels=labels, shares=shares))
-        gain = (noisy - clean) / len(labels)
-        if _is_noisy(gain, len(labels), parameters):
+        gain = (noisy - clean - parameters) / len(labels)
+        if gain > max(best.gain, _LEAST_NET_GAIN) and _is_noisy((noisy - clean) / len(labels), len(labels), parameters):
             right = _right(_softmax(logits, temperature), labels, matrix)
-            return NoiseModel(temperature, matrix, float(1 - right.mean()), competent=True, gain=gain)
-    return NoiseModel(cold, torch.eye(classes, dtype=torch.float64), 0.0, competent=True, gain=gain)
+            best = NoiseModel(temperature, matrix, float(1 - right.mean()), competent=True, gain=gain)
+    return best
 
 
 def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel) -> Tensor:

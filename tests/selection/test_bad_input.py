@@ -13,6 +13,7 @@ from coreset_sampler import (
     Coreset,
     CoresetSampler,
     DistributedCoresetSampler,
+    PointMass,
     SphericalGaussian,
     WeightedDataset,
     strategies,
@@ -317,7 +318,12 @@ def test_a_size_below_the_number_of_classes_is_said_once():
 
 
 @pytest.mark.parametrize(
-    "strategy", [strategies.Uniform(), strategies.Forgetting(), strategies.LabelConfidence(rescore_every=4, warm_up=0)]
+    "strategy",
+    [
+        strategies.Uniform(),
+        strategies.Forgetting(),
+        strategies.LabelConfidence(posterior=PointMass(), rescore_every=4, warm_up=0),
+    ],
 )
 def test_a_saved_state_holds_no_more_than_the_numbers_in_it(strategy):
     sampler = CoresetSampler(digits(), trained_net(), size=5 * 10, strategy=strategy)

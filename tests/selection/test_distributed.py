@@ -16,7 +16,7 @@ SCRIPT = """
 import sys, torch, torch.distributed as dist
 sys.path.insert(0, {tests!r})
 from scenarios import conv_net, digits, trained_net
-from coreset_sampler import CoresetSampler, DistributedCoresetSampler, strategies
+from coreset_sampler import CoresetSampler, DistributedCoresetSampler, PointMass, strategies
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
@@ -66,7 +66,7 @@ def run_on_two(tmp_path, strategy, cls="DistributedCoresetSampler", overhead="No
     [
         pytest.param("strategies.Stable(pool_size=50, keep=10)", marks=pytest.mark.slow),
         "strategies.Stable(pool_size=50, keep=10, rescore_every=2)",
-        "strategies.LabelConfidence(candidates=5, rescore_every=2, warm_up=0)",
+        "strategies.LabelConfidence(posterior=PointMass(), candidates=5, rescore_every=2, warm_up=0)",
         pytest.param("strategies.Craig()", marks=pytest.mark.slow),
     ],
 )

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset
 
-from coreset_sampler import CoresetSampler, DiagonalLaplace, Snapshots, SphericalGaussian, strategies
+from coreset_sampler import CoresetSampler, DiagonalLaplace, PointMass, Snapshots, SphericalGaussian, strategies
 
 N, CLASSES = 36, 3
 
@@ -442,7 +442,7 @@ LOOKS = {
     "stable rescored": lambda: strategies.Stable(rescore_every=2, confidence_exponent=1.0),
     "warm_up": lambda: strategies.WarmUp(strategies.Stable(), selections=1),
     **{name: lambda name=name: name for name in strategies.available() if name != "stable"},
-    "label_confidence": lambda: strategies.LabelConfidence(rescore_every=1, warm_up=0),
+    "label_confidence": lambda: strategies.LabelConfidence(posterior=PointMass(), rescore_every=1, warm_up=0),
 }
 EVERY_RUN = ("stable", "stable all", "stable laplace", "herding")
 NO_EMBEDDINGS = {("no matrix", "herding"), ("no matrix", "k_center")}

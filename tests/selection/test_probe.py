@@ -9,7 +9,7 @@ from scenarios import conv_net, digits, trained_net
 from torch import nn
 from torch.utils.data import Dataset
 
-from coreset_sampler import CoresetSampler, DiagonalLaplace, Snapshots, SphericalGaussian, strategies
+from coreset_sampler import CoresetSampler, DiagonalLaplace, PointMass, Snapshots, SphericalGaussian, strategies
 
 
 def everything(model):
@@ -63,7 +63,7 @@ STRATEGIES = {
     "scoring every third time": lambda: strategies.Stable(rescore_every=3),
     "warm-up": lambda: strategies.WarmUp(strategies.Stable(), selections=1),
     **{name: lambda name=name: name for name in strategies.available() if name != "stable"},
-    "label_confidence": lambda: strategies.LabelConfidence(rescore_every=1, warm_up=0),
+    "label_confidence": lambda: strategies.LabelConfidence(posterior=PointMass(), rescore_every=1, warm_up=0),
 }
 
 

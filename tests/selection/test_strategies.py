@@ -8,7 +8,7 @@ import pytest
 import torch
 from scenarios import conv_net, digits, train, trained_net
 
-from coreset_sampler import CoresetSampler, PointMass, Snapshots, SphericalGaussian, cover, strategies
+from coreset_sampler import CoresetSampler, PointMass, Snapshots, SphericalGaussian, Trajectory, cover, strategies
 from coreset_sampler.selection.coreset import Coreset
 from coreset_sampler.selection.strategies.confidence import label_confidence, label_probability
 from coreset_sampler.selection.strategies.herding import match_mean
@@ -22,7 +22,9 @@ EVERY = {
     "stable, by label confidence": strategies.Stable(confidence_exponent=2, pool_size=20, keep=5),
     "stable, scoring every fourth time": strategies.Stable(rescore_every=4, pool_size=20, keep=5),
     "stable, pools of three": strategies.Stable(pool_size=3, keep=1),
-    "label confidence without a warm-up": strategies.LabelConfidence(rescore_every=4, exponent=1, warm_up=0),
+    "label confidence without a warm-up": strategies.LabelConfidence(
+        posterior=PointMass(), rescore_every=4, exponent=1, warm_up=0
+    ),
     "stable, proportional": strategies.Stable(balance="proportional"),
 }
 
@@ -140,7 +142,9 @@ STATEFUL = [
     strategies.Stable(rescore_every=3, pool_size=50, keep=10),
     strategies.Crest(rescore_every=3, pool_size=50, keep=10),
     strategies.Forgetting(),
-    strategies.LabelConfidence(warm_up=1, rescore_every=3),
+    strategies.Uniform(),
+    strategies.LabelConfidence(),
+    strategies.LabelConfidence(posterior=PointMass(), warm_up=1, rescore_every=3),
     strategies.WarmUp(strategies.Stable(rescore_every=3, pool_size=50, keep=10), selections=1),
 ]
 
@@ -175,8 +179,8 @@ def test_a_state_is_saved_with_its_strategy_and_loaded_by_an_equal_one_alone(str
 
 def test_label_confidence_warms_up_as_warm_up_does():
     settings = dict(rescore_every=2, candidates=3)
-    alone = strategies.LabelConfidence(warm_up=2, **settings)
-    wrapped = strategies.WarmUp(strategies.LabelConfidence(warm_up=0, **settings), selections=2)
+    alone = strategies.LabelConfidence(posterior=PointMass(), warm_up=2, **settings)
+    wrapped = strategies.WarmUp(strategies.LabelConfidence(posterior=PointMass(), warm_up=0, **settings), selections=2)
     kept = [
         epochs_of(CoresetSampler(digits(), trained_net(), size=50, strategy=strategy), 5)
         for strategy in (alone, wrapped)
@@ -443,7 +447,10 @@ def epochs_of(sampler, count):
 def test_label_confidence_is_a_pass_over_the_data_where_all_labels_are_trusted():
     data = torch.utils.data.TensorDataset(digits().tensors[0][:1200], torch.arange(1200) % 10)
     sampler = CoresetSampler(
-        data, trained_net(), size=120, strategy=strategies.LabelConfidence(exponent=0, rescore_every=10, warm_up=0)
+        data,
+        trained_net(),
+        size=120,
+        strategy=strategies.LabelConfidence(posterior=PointMass(), exponent=0, rescore_every=10, warm_up=0),
     )
     kept = epochs_of(sampler, 20)
     for scored in (kept[:10], kept[10:]):
@@ -458,7 +465,10 @@ def test_label_confidence_shows_examples_in_proportion_to_their_chance():
     y[::4] = (y[::4] + 3) % 10
     data = torch.utils.data.TensorDataset(x, y)
     sampler = CoresetSampler(
-        data, trained_net(), size=100, strategy=strategies.LabelConfidence(exponent=1, rescore_every=60, warm_up=0)
+        data,
+        trained_net(),
+        size=100,
+        strategy=strategies.LabelConfidence(posterior=PointMass(), exponent=1, rescore_every=60, warm_up=0),
     )
     times = torch.bincount(torch.cat(epochs_of(sampler, 60)), minlength=len(y)).double()
     queue = sampler.state_dict()["strategy_state"]
@@ -476,7 +486,10 @@ def test_label_confidence_shows_examples_in_proportion_to_their_chance():
 def test_label_confidence_saved_between_two_scoring_passes_goes_on_as_it_would_have():
     def sampler():
         return CoresetSampler(
-            digits(), trained_net(), size=100, strategy=strategies.LabelConfidence(rescore_every=5, warm_up=0)
+            digits(),
+            trained_net(),
+            size=100,
+            strategy=strategies.LabelConfidence(posterior=PointMass(), rescore_every=5, warm_up=0),
         )
 
     whole, first, second = sampler(), sampler(), sampler()
@@ -493,7 +506,7 @@ def test_label_confidence_keeps_classes_equal_or_in_proportion_and_weighs_them_b
     y = torch.cat([torch.zeros(900), torch.ones(300)]).long()
     data = torch.utils.data.TensorDataset(digits().tensors[0][:1200], y)
     for balance, quota in (("equal", [50, 50]), ("proportional", [75, 25])):
-        strategy = strategies.LabelConfidence(balance=balance, rescore_every=3, warm_up=0)
+        strategy = strategies.LabelConfidence(posterior=PointMass(), balance=balance, rescore_every=3, warm_up=0)
         coreset = CoresetSampler(data, trained_net(), size=100, strategy=strategy).select()
         own = y[coreset.indices]
         assert torch.bincount(own).tolist() == quota
@@ -513,8 +526,9 @@ def test_label_confidence_keeps_classes_equal_or_in_proportion_and_weighs_them_b
     ],
 )
 def test_label_confidence_says_what_is_wrong(settings):
-    with pytest.raises(ValueError, match=f"{next(iter(settings))} must be"):
-        strategies.LabelConfidence(**settings)
+    for posterior in (PointMass(), Trajectory()):
+        with pytest.raises(ValueError, match=f"{next(iter(settings))} must be"):
+            strategies.LabelConfidence(posterior=posterior, **settings)
 
 
 def test_pools_are_disjoint_balanced_and_of_the_size_asked_for():
@@ -626,9 +640,9 @@ def test_quotas_add_up_and_give_rare_classes_one():
     "strategy",
     [
         *("stable", "crest", "craig", "k_center", "herding"),
-        strategies.LabelConfidence(rescore_every=1, warm_up=0),
+        strategies.LabelConfidence(posterior=PointMass(), rescore_every=1, warm_up=0),
         strategies.Stable(rescore_every=3),
-        strategies.LabelConfidence(rescore_every=3, candidates=1, warm_up=0),
+        strategies.LabelConfidence(posterior=PointMass(), rescore_every=3, candidates=1, warm_up=0),
     ],
 )
 def test_a_class_with_fewer_examples_than_its_equal_share_gives_all_and_the_others_make_up_for_it(strategy):
@@ -679,7 +693,7 @@ def test_label_confidence_with_fewer_candidates_than_classes_takes_the_classes_i
         data,
         model,
         size=size,
-        strategy=strategies.LabelConfidence(**{"rescore_every": 1, **settings}, warm_up=0),
+        strategy=strategies.LabelConfidence(posterior=PointMass(), **{"rescore_every": 1, **settings}, warm_up=0),
         progress=False,
     )
     with warnings.catch_warnings():
@@ -713,7 +727,7 @@ def test_embeddings_that_are_not_finite_are_noticed_where_logits_are():
 
 
 BY_CONFIDENCE = [
-    strategies.LabelConfidence(rescore_every=10, warm_up=0),
+    strategies.LabelConfidence(posterior=PointMass(), rescore_every=10, warm_up=0),
     strategies.Stable(confidence_exponent=2, pool_size=100, keep=20, rescore_every=2),
     strategies.Stable(confidence_exponent=2, pool_size=100, keep=20),
 ]
@@ -727,7 +741,7 @@ def test_a_model_that_knows_nothing_is_not_asked_how_many_labels_are_wrong(strat
 
 
 def test_as_long_as_the_model_knows_nothing_all_labels_have_the_same_chance():
-    _, sampler = select(strategies.LabelConfidence(rescore_every=1, warm_up=0), model=conv_net())
+    _, sampler = select(strategies.LabelConfidence(posterior=PointMass(), rescore_every=1, warm_up=0), model=conv_net())
     assert sampler.state_dict()["strategy_state"]["chance"].unique().tolist() == [1.0]
 
 
@@ -753,7 +767,10 @@ def test_a_model_that_has_learned_the_wrong_labels_too_gives_no_estimate(strateg
 
 def test_a_new_scoring_pass_without_an_estimate_does_not_repeat_the_last_one():
     sampler = CoresetSampler(
-        digits(), trained_net(), size=100, strategy=strategies.LabelConfidence(rescore_every=1, warm_up=0)
+        digits(),
+        trained_net(),
+        size=100,
+        strategy=strategies.LabelConfidence(posterior=PointMass(), rescore_every=1, warm_up=0),
     )
     sampler.select()
     assert "estimated_noise_rate" in sampler.stats

@@ -126,6 +126,25 @@ def _level(counts: Tensor, size: int) -> int:
     return low
 
 
+def first_of_each_class(order: Tensor, labels: Tensor, quota: Tensor) -> Tensor:
+    """Of examples in this `order` the first of each class, as many as its `quota` says.
+
+    Example: the order `[1, 3, 0, 2]` of labels `[0, 0, 1, 1]` is by class `[1, 0, 3, 2]` with ranks `[0, 1, 0, 1]`; one of
+    each class are those of rank 0: `[1, 3]`.
+    """
+    first = order[torch.argsort(labels[order], stable=True)]
+    counts = torch.bincount(labels, minlength=len(quota))
+    rank = torch.arange(len(first)) - (torch.cumsum(counts, 0) - counts)[labels[first]]
+    return first[rank < quota[labels[first]]]
+
+
+def class_weights(labels: Tensor, picks: Tensor, quota: Tensor) -> Tensor:
+    """The weights of `picks`, which are `quota` of each class: those of a class sum to its size, all to `n`."""
+    counts = torch.bincount(labels, minlength=len(quota))
+    weights = (counts / quota.clamp(min=1).double())[labels[picks]]
+    return weights * len(labels) / weights.sum()
+
+
 def draw_pools(
     labels: Tensor, size: int, *, keep: int, pool_size: int, balance: Balance, generator: torch.Generator
 ) -> Pools:

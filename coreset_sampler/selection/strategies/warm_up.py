@@ -45,6 +45,11 @@ class WarmUp:
         if self.selections < 0:
             raise ValueError(f"selections must be 0 or more, got {self.selections}")
 
+    @property
+    def observes(self) -> bool:
+        """Whether the other strategy reads what training said, so that the sampler has to watch."""
+        return bool(getattr(self.strategy, "observes", False))
+
     def select(
         self, view: View, size: int, state: WarmedUp | None, generator: torch.Generator
     ) -> tuple[Coreset, WarmedUp]:

@@ -1,0 +1,116 @@
+"""A queue by label confidence that watches the model train: who is shown next, by what training's forward passes said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..coreset import Coreset
+from ..noise import NoiseModel, label_chance, noise_model, quality_of
+from ..scores import ScoreStore
+from ..types import Balance, View
+from .pools import class_weights, first_of_each_class, quotas
+from .uniform import Place, next_of_pass
+
+_LEAST_RATE = 0.05  # of wrong labels; below it all are trusted
+_FIRST_AGAIN = 4  # passes after which the labels are judged anew, then at every power of 2
+_LEAST_CHANCE = 0.02  # so that each example is shown again
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """Who was shown when, and what is known of the labels.
+
+    `selections` were made, the uniform ones up to `place` of a pass. `clock` is the time in passes over what is trusted,
+    `shown` `(n,)` when each example was shown last. `noise` is what is known of the labels, `chance` `(n,)` how often to
+    show each example; empty while all are trusted.
+    """
+
+    selections: int = 0
+    place: Place | None = None
+    clock: float = 0.0
+    shown: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
+    chance: Tensor = field(default_factory=lambda: torch.empty(0))
+    noise: NoiseModel | None = None
+
+
+def select_watched(
+    view: View,
+    size: int,
+    state: Watched | None,
+    generator: torch.Generator,
+    *,
+    exponent: float,
+    balance: Balance | None,
+) -> tuple[Coreset, Watched]:
+    """Everything once; then uniform passes, or, where labels are doubted, each example 1 / chance after it was shown last.
+
+    An example that was held back is not owed anything: its time counts from when it was shown.
+    """
+    n = len(view.labels)
+    state = state or Watched(shown=torch.full((n,), -1.0, dtype=torch.float64))
+    state = _learned(state, view.scores, -(-n // size), exponent)
+    if state.noise is not None and state.noise.competent:
+        view.log(estimated_noise_rate=state.noise.rate)
+    if balance is None and not len(state.chance):
+        picks, place = next_of_pass(n, size, state.place, generator)
+        return _equal(picks, n), replace(_after(state, picks, None), place=place)
+    due = state.shown + (1 / state.chance if len(state.chance) else 1.0)
+    ties = torch.rand(n, generator=generator, dtype=torch.float64)
+    order = torch.argsort(ties)[torch.argsort(due[torch.argsort(ties)], stable=True)]
+    if balance is None:
+        return _equal(order[:size], n), _after(state, order[:size], generator)
+    quota = quotas(view.labels, size, balance, generator)
+    picks = first_of_each_class(order, view.labels, quota)
+    return Coreset(picks, class_weights(view.labels, picks, quota)), _after(state, picks, generator)
+
+
+def _equal(picks: Tensor, n: int) -> Coreset:
+    return Coreset(picks, torch.full((len(picks),), n / len(picks), dtype=torch.float64))
+
+
+def _after(state: Watched, picks: Tensor, generator: torch.Generator | None) -> Watched:
+    """The state when `picks` were shown, in this order or, with a generator, in a random one."""
+    size = len(picks)
+    turn = torch.arange(size) if generator is None else torch.randperm(size, generator=generator)
+    step = size / float(state.chance.sum() if len(state.chance) else len(state.shown))
+    shown = state.shown.index_put((picks,), state.clock + step * turn.double() / size)
+    return replace(state, selections=state.selections + 1, clock=state.clock + step, shown=shown)
+
+
+def _learned(state: Watched, store: ScoreStore | None, per_pass: int, exponent: float) -> Watched:
+    """The state with chances by all that was seen: after the first pass, then twice a pass."""
+    done = state.selections - per_pass  # selections since everything was shown once
+    if done < 0 or store is None or store.coverage == 0:
+        return state
+    if state.noise is None:
+        at, logits = store.first_visits()
+        state = replace(state, noise=noise_model(logits, store.labels[at]))
+    elif done % max(1, per_pass // 2):
+        return state
+    elif _is_time(state.selections, per_pass) and not store.projected:
+        state = replace(state, noise=_judged_again(store, state.noise))
+    noise = state.noise
+    if noise is None or noise.rate < _LEAST_RATE:
+        return state
+    chance = label_chance(quality_of(store, noise), store.labels, exponent=exponent)
+    return replace(state, chance=chance.clamp(_LEAST_CHANCE, 1.0))
+
+
+def _is_time(selections: int, per_pass: int) -> bool:
+    """Whether 4, 8, 16, ... passes have just been shown."""
+    passes, rest = divmod(selections, per_pass)
+    return rest == 0 and passes >= _FIRST_AGAIN and passes & (passes - 1) == 0
+
+
+def _judged_again(store: ScoreStore, before: NoiseModel) -> NoiseModel:
+    """The noise model of all visits, where that of `before` found nothing, or less noise with less evidence.
+
+    What a network says of an example before it was trained on it is the best evidence. One that knew little then says more
+    by its later visits. In the first passes the means are still full of what an untrained network said, which looks like
+    noise; later on labels are learned with their mistakes. So what was found stays, and the rate is never lowered.
+    """
+    now = noise_model(store.probabilities().clamp(min=1e-12).log(), store.labels)
+    return now if now.rate > before.rate and now.gain > before.gain else before
