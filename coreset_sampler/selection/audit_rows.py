@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .audit_data import Examples
-from .score_file import Scores
+from .saved_scores import Scores
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,6 @@ class Audit:
         scores: what the run's forward passes said.
         suspects: the rows to look at.
         per_class: one row per class that has examples.
-        noise_rate: estimated share of wrong labels, of those seen.
         examples: what they look like, if known.
         notes: what the reader should know before trusting it.
     """
@@ -59,7 +58,6 @@ class Audit:
     scores: Scores
     suspects: tuple[SuspectRow, ...]
     per_class: tuple[ClassRow, ...]
-    noise_rate: float
     examples: Examples | None
     notes: tuple[str, ...]
 
@@ -72,21 +70,18 @@ def audit_scores(scores: Scores, examples: Examples | None = None, *, top: int =
         examples: its rows, if they can be shown.
         top: how many suspects.
     """
-    seen = scores.seen
-    if not bool(seen.any()):
+    if not bool(scores.seen.any()):
         raise ValueError(f"scores must be of a run that observed; none of the {len(scores)} examples was seen")
     names = _class_names(scores, examples)
     own = _labels_in_data(scores, examples)
     rows = tuple(_suspect(scores, names, own, index) for index in _order(scores)[:top].tolist())
-    rate = scores.estimated_noise_rate
-    rate = float(scores.probability_wrong[seen].mean()) if rate is None else rate
-    return Audit(scores, rows, _per_class(scores, names), rate, examples, _notes(scores, own))
+    return Audit(scores, rows, _per_class(scores, names), examples, _notes(scores, own))
 
 
 def _order(scores: Scores) -> Tensor:
-    """The examples seen, most suspicious first; equal ones by the label's probability, then by index."""
+    """The examples seen, most suspicious first; equal ones by margin, then by index: as `sampler.suspects` has them."""
     rows = scores.seen.nonzero().flatten()
-    keys = (scores.label_probability[rows].numpy(), -scores.probability_wrong[rows].numpy())
+    keys = (scores.margin[rows].numpy(), scores.chance_right[rows].numpy())
     return rows[torch.from_numpy(np.lexsort(keys))]
 
 
@@ -154,6 +149,10 @@ def _notes(scores: Scores, own: Tensor) -> tuple[str, ...]:
         notes.append(
             f"{differ:,} of {n:,} labels in the scores file are not those of the data set. Those of the file count."
             + (" That is over half of them: are the rows in the same order?" if differ > n / 2 else "")
+        )
+    if not scores.estimated_noise_rate:
+        notes.append(
+            "The run found no share of wrong labels. Suspects are in order; how many of them are wrong is not known."
         )
     if unseen := n - int(scores.seen.sum()):
         notes.append(f"{unseen:,} of {n:,} examples were never seen in training. Nothing is said of them.")

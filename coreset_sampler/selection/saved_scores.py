@@ -1,4 +1,4 @@
-"""The scores of a training run in a file, as `CoresetSampler.save_scores` writes them."""
+"""Reads the scores of a training run from a file, as `CoresetSampler.save_scores` writes it."""
 
 from __future__ import annotations
 
