@@ -93,10 +93,10 @@ def audit_page(audit: Audit, source: str = "") -> str:
 
 
 def _totals(audit: Audit) -> str:
-    seen, rate = audit.scores.seen, audit.scores.estimated_noise_rate
+    seen, rate = audit.scores.seen, audit.noise_rate
     doubted = int((audit.scores.probability_wrong[seen] > 0.5).sum())
     totals = [
-        ("estimated share of wrong labels", "none found" if not rate else f"{100 * rate:.1f} %", ""),
+        ("estimated share of wrong labels", "none found" if rate is None else f"{100 * rate:.1f} %", ""),
         ("more likely wrong than right", f"{doubted:,}", ""),
         ("examples seen", f"{int(seen.sum()):,}", f"of {len(seen):,}"),
         ("suspects on this page", f"{len(audit.suspects):,}", ""),

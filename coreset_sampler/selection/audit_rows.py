@@ -13,6 +13,8 @@ from torch import Tensor
 from .audit_data import Examples
 from .saved_scores import Scores
 
+_LEAST_RATE = 5e-4  # of wrong labels; what is below is none, in the tenths of a percent that are shown
+
 
 @dataclass(frozen=True)
 class SuspectRow:
@@ -60,6 +62,11 @@ class Audit:
     per_class: tuple[ClassRow, ...]
     examples: Examples | None
     notes: tuple[str, ...]
+
+    @property
+    def noise_rate(self) -> float | None:
+        """Estimated share of wrong labels; None where the run found none."""
+        return _noise_rate(self.scores)
 
 
 def audit_scores(scores: Scores, examples: Examples | None = None, *, top: int = 100) -> Audit:
@@ -143,6 +150,11 @@ def _labels_in_data(scores: Scores, examples: Examples | None) -> Tensor:
     return scores.labels if examples.labels is None else examples.labels
 
 
+def _noise_rate(scores: Scores) -> float | None:
+    rate = scores.estimated_noise_rate or 0.0
+    return rate if rate >= _LEAST_RATE else None
+
+
 def _notes(scores: Scores, own: Tensor) -> tuple[str, ...]:
     notes, n = [], len(scores)
     if differ := int((own != scores.labels).sum()):
@@ -150,7 +162,7 @@ def _notes(scores: Scores, own: Tensor) -> tuple[str, ...]:
             f"{differ:,} of {n:,} labels in the scores file are not those of the data set. Those of the file count."
             + (" That is over half of them: are the rows in the same order?" if differ > n / 2 else "")
         )
-    if not scores.estimated_noise_rate:
+    if _noise_rate(scores) is None:
         notes.append(
             "The run found no share of wrong labels. Suspects are in order; how many of them are wrong is not known."
         )

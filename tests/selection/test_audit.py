@@ -138,6 +138,8 @@ def test_without_an_estimate_no_share_is_told_and_without_data_the_page_has_indi
     read = Page(page.read_text(encoding="utf-8"))
     assert not read.images()
     assert "none found" in read.texts
+    found = [audit_scores(read_scores(toy_file(tmp_path, rate=rate))) for rate in (1e-7, 0.3)]
+    assert [(each.noise_rate, len(each.notes)) for each in found] == [(None, 1), (0.3, 0)]
     assert read.tags.count("tr") == 1 + 3 + 1 + 5
 
 
