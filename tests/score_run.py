@@ -34,9 +34,9 @@ def train_on_digits(rate=0.2, epochs=12):
 
 
 def tensors_of(labels, probabilities, margins, *, epochs=12, rate=0.2):
-    """The tensors of a file of scores; labels are right by Bayes' rule with the rate known."""
-    own = probabilities.gather(1, labels[:, None])[:, 0]
-    others = rate * (1 - own) / (probabilities.shape[1] - 1)
+    """The tensors of a file of scores; chances by Bayes' rule with the rate known, which the network has learned too."""
+    own, other = probabilities.gather(1, labels[:, None])[:, 0], rate / (probabilities.shape[1] - 1)
+    true = ((own - other) / (1 - rate - other)).clamp(1e-3, 1 - 1e-3)
     predicted_probability, predicted = probabilities.max(1)
     return {
         "pred_probs": probabilities,
@@ -46,7 +46,7 @@ def tensors_of(labels, probabilities, margins, *, epochs=12, rate=0.2):
         "margin": margins,
         "predicted_probability": predicted_probability,
         "predicted": predicted,
-        "chance_right": (1 - rate) * own / ((1 - rate) * own + others),
+        "chance_right": (1 - rate) * true / ((1 - rate) * true + other * (1 - true)),
     }
 
 

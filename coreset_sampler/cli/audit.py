@@ -44,5 +44,6 @@ def _run(options: argparse.Namespace) -> None:
     for path in (options.page, options.csv, options.cleanlab):
         if path is not None:
             print(f"wrote {path}")
-    share = f"about {found.noise_rate:.1%} of the labels seen are wrong"
-    print(f"{share}; {len(found.suspects)} suspects of {int(found.scores.seen.sum())} examples seen")
+    rate = found.noise_rate
+    share = f"; about {rate:.1%} of the labels are wrong" if rate is not None else ""
+    print(f"{len(found.suspects)} suspects of {int(found.scores.seen.sum())} examples seen{share}")

@@ -31,7 +31,7 @@ p { margin: .25rem 0; max-width: 100ch; }
 .totals div { min-width: 11rem; }
 .totals dt { color: var(--faint); font-size: .85rem; }
 .totals dd { margin: 0; font-size: 1.5rem; font-weight: 600; }
-.unit { font-size: .9rem; font-weight: 400; }
+.unit { font-size: .9rem; font-weight: 400; white-space: nowrap; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .35rem .9rem; border-top: 1px solid var(--line); }
@@ -93,10 +93,10 @@ def audit_page(audit: Audit, source: str = "") -> str:
 
 
 def _totals(audit: Audit) -> str:
-    seen = audit.scores.seen
+    seen, rate = audit.scores.seen, audit.noise_rate
     doubted = int((audit.scores.probability_wrong[seen] > 0.5).sum())
     totals = [
-        ("estimated share of wrong labels", f"{audit.noise_rate:.1%}".replace("%", " %"), ""),
+        ("estimated share of wrong labels", "none found" if rate is None else f"{100 * rate:.1f} %", ""),
         ("more likely wrong than right", f"{doubted:,}", ""),
         ("examples seen", f"{int(seen.sum()):,}", f"of {len(seen):,}"),
         ("suspects on this page", f"{len(audit.suspects):,}", ""),

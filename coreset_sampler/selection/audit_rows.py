@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from .audit_data import Examples
-from .score_file import Scores
+from .saved_scores import Scores
+
+_LEAST_RATE = 5e-4  # of wrong labels; what is below is none, in the tenths of a percent that are shown
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,6 @@ class Audit:
         scores: what the run's forward passes said.
         suspects: the rows to look at.
         per_class: one row per class that has examples.
-        noise_rate: estimated share of wrong labels, of those seen.
         examples: what they look like, if known.
         notes: what the reader should know before trusting it.
     """
@@ -59,9 +60,13 @@ class Audit:
     scores: Scores
     suspects: tuple[SuspectRow, ...]
     per_class: tuple[ClassRow, ...]
-    noise_rate: float
     examples: Examples | None
     notes: tuple[str, ...]
+
+    @property
+    def noise_rate(self) -> float | None:
+        """Estimated share of wrong labels; None where the run found none."""
+        return _noise_rate(self.scores)
 
 
 def audit_scores(scores: Scores, examples: Examples | None = None, *, top: int = 100) -> Audit:
@@ -72,21 +77,18 @@ def audit_scores(scores: Scores, examples: Examples | None = None, *, top: int =
         examples: its rows, if they can be shown.
         top: how many suspects.
     """
-    seen = scores.seen
-    if not bool(seen.any()):
+    if not bool(scores.seen.any()):
         raise ValueError(f"scores must be of a run that observed; none of the {len(scores)} examples was seen")
     names = _class_names(scores, examples)
     own = _labels_in_data(scores, examples)
     rows = tuple(_suspect(scores, names, own, index) for index in _order(scores)[:top].tolist())
-    rate = scores.estimated_noise_rate
-    rate = float(scores.probability_wrong[seen].mean()) if rate is None else rate
-    return Audit(scores, rows, _per_class(scores, names), rate, examples, _notes(scores, own))
+    return Audit(scores, rows, _per_class(scores, names), examples, _notes(scores, own))
 
 
 def _order(scores: Scores) -> Tensor:
-    """The examples seen, most suspicious first; equal ones by the label's probability, then by index."""
+    """The examples seen, most suspicious first; equal ones by margin, then by index: as `sampler.suspects` has them."""
     rows = scores.seen.nonzero().flatten()
-    keys = (scores.label_probability[rows].numpy(), -scores.probability_wrong[rows].numpy())
+    keys = (scores.margin[rows].numpy(), scores.chance_right[rows].numpy())
     return rows[torch.from_numpy(np.lexsort(keys))]
 
 
@@ -148,12 +150,21 @@ def _labels_in_data(scores: Scores, examples: Examples | None) -> Tensor:
     return scores.labels if examples.labels is None else examples.labels
 
 
+def _noise_rate(scores: Scores) -> float | None:
+    rate = scores.estimated_noise_rate or 0.0
+    return rate if rate >= _LEAST_RATE else None
+
+
 def _notes(scores: Scores, own: Tensor) -> tuple[str, ...]:
     notes, n = [], len(scores)
     if differ := int((own != scores.labels).sum()):
         notes.append(
             f"{differ:,} of {n:,} labels in the scores file are not those of the data set. Those of the file count."
             + (" That is over half of them: are the rows in the same order?" if differ > n / 2 else "")
+        )
+    if _noise_rate(scores) is None:
+        notes.append(
+            "The run found no share of wrong labels. Suspects are in order; how many of them are wrong is not known."
         )
     if unseen := n - int(scores.seen.sum()):
         notes.append(f"{unseen:,} of {n:,} examples were never seen in training. Nothing is said of them.")

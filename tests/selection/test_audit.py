@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from coreset_sampler.cli import main as cli
 from coreset_sampler.selection.audit import CSV_COLUMNS, audit
 from coreset_sampler.selection.audit_rows import audit_scores
-from coreset_sampler.selection.score_file import VECTORS, read_scores
+from coreset_sampler.selection.saved_scores import VECTORS, read_scores
 
 pytest.importorskip("sklearn")
 datasets = pytest.importorskip("datasets")
@@ -116,7 +116,8 @@ def test_suspects_are_in_order_and_classes_are_counted_as_by_hand(digits):
     scores = read_scores(digits[0])
     found = audit_scores(scores, top=2000)
     chances = scores.chance_right.tolist()
-    order = sorted(range(len(scores)), key=lambda i: (chances[i], scores.label_probability.tolist()[i], i))
+    margins = scores.margin.tolist()
+    order = sorted(range(len(scores)), key=lambda i: (chances[i], margins[i], i))
     assert [row.index for row in found.suspects] == order
     assert all(row.probability_wrong == pytest.approx(1 - chances[row.index]) for row in found.suspects)
     for row in found.per_class:
@@ -129,14 +130,16 @@ def test_suspects_are_in_order_and_classes_are_counted_as_by_hand(digits):
     assert shares == sorted(shares, reverse=True)
 
 
-def test_without_an_estimate_the_share_is_the_mean_and_without_data_the_page_has_indices(tmp_path, capsys):
+def test_without_an_estimate_no_share_is_told_and_without_data_the_page_has_indices(tmp_path, capsys):
     path, page = toy_file(tmp_path, names=["x", "y", "z"]), tmp_path / "page.html"
-    assert run(capsys, path, "-o", page, "--top", 5)[0] == 0
-    found = audit_scores(read_scores(path))
-    assert found.noise_rate == pytest.approx(float(1 - read_scores(path).chance_right.mean()))
+    code, out, err = run(capsys, path, "-o", page, "--top", 5)
+    assert (code, out.splitlines()[-1]) == (0, "5 suspects of 12 examples seen")
+    assert "The run found no share of wrong labels." in err
     read = Page(page.read_text(encoding="utf-8"))
     assert not read.images()
-    assert f"{100 * found.noise_rate:.1f} %" in "".join(read.texts)
+    assert "none found" in read.texts
+    found = [audit_scores(read_scores(toy_file(tmp_path, rate=rate))) for rate in (1e-7, 0.3)]
+    assert [(each.noise_rate, len(each.notes)) for each in found] == [(None, 1), (0.3, 0)]
     assert read.tags.count("tr") == 1 + 3 + 1 + 5
 
 
@@ -146,7 +149,7 @@ def test_what_was_never_seen_is_no_suspect_and_is_left_out_for_cleanlab(tmp_path
     tensors["predicted"][[2, 5]] = -1
     for name in ("label_probability", "margin", "predicted_probability", "chance_right", "pred_probs"):
         tensors[name][[2, 5]] = torch.nan
-    found = audit(toy_file(tmp_path, tensors), csv=tmp_path / "a.csv", cleanlab=tmp_path)
+    found = audit(toy_file(tmp_path, tensors, rate=0.1), csv=tmp_path / "a.csv", cleanlab=tmp_path)
     assert sorted(row.index for row in found.suspects) == [0, 1, 3, 4, 6, 7, 8, 9, 10, 11]
     assert found.notes == ("2 of 12 examples were never seen in training. Nothing is said of them.",)
     assert sum(row.seen for row in found.per_class) == 10
