@@ -24,7 +24,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .scores import ScoreStore
 
-_ROWS = 20_000  # that the model is fitted to, at most; more make no figure better that is used
+_ROWS = 10_000  # that the model is fitted to, at most; more make no figure better that is used
 _CHUNK = 4_000_000  # numbers that are float64 at a time
 _PER_CLASS = 50  # examples of a class that a full row of the matrix needs
 _PRIOR = 5.0  # right labels of each class that are seen before any other
@@ -32,8 +32,9 @@ _ROUNDS = 15  # of expectation-maximisation for each temperature
 _FLOOR = 1e-3  # share of labels that may be anything, so that no likelihood is zero
 _ERRORS_ABOVE_CHANCE = 3.0  # standard errors by which a competent network's agreement is above chance
 _ERRORS_ABOVE_CLEAN = 5.0  # standard deviations by which the gain of the likelihood is above that of clean labels
-_LEAST_GAIN = 0.01  # of the log likelihood an example; a network that is a little miscalibrated gains less
-_LEAST_NET_GAIN = 0.005  # less the parameters; where it is lower, rates are found that are far too high
+_LEAST_GAIN = (
+    0.01  # of the log likelihood an example, less the parameters; weak networks gain less, and find rates too high
+)
 _COARSE = tuple(10 ** (-1 + 0.2 * step) for step in range(11))  # temperatures, 0.1 to 10
 _FINE = (10**-0.1, 10**-0.05, 1.0, 10**0.05, 10**0.1)
 
@@ -71,7 +72,7 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
             half of the first pass. Rows that are not finite are left out: examples not seen.
         labels: `(n,)` int64, as given.
 
-    Cost: at most 20,000 rows are used, seconds. The same rows give the same model, whatever the random state.
+    Cost: at most 10,000 rows are used, about a second. The same rows give the same model, whatever the random state.
     """
     _check("first_logits", first_logits, labels)
     classes = first_logits.shape[1]
@@ -85,7 +86,7 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
     for fit, parameters in families:
         (noisy, matrix), temperature = _best_temperature(logits, partial(fit, labels=labels, shares=shares))
         gain = (noisy - clean - parameters) / len(labels)
-        if gain > max(best.gain, _LEAST_NET_GAIN) and _is_noisy((noisy - clean) / len(labels), len(labels), parameters):
+        if gain > max(best.gain, _LEAST_GAIN) and _is_noisy(noisy - clean, parameters):
             right = _right(_softmax(logits, temperature), labels, matrix)
             best = NoiseModel(temperature, matrix, float(1 - right.mean()), competent=True, gain=gain)
     return best
@@ -102,7 +103,7 @@ def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel)
         labels: `(n,)` int64, as given.
         model: of `noise_model`.
 
-    Cost: a softmax in float64 of all rows, in chunks; sixteen on at most 20,000 rows, 4,000 of 1,000 classes.
+    Cost: a softmax in float64 of all rows, in chunks; sixteen on at most 5,000 rows, 4,000 of 1,000 classes.
     """
     _check("mean_probabilities", mean_probabilities, labels)
     if mean_probabilities.shape[1] != len(model.matrix):
@@ -113,7 +114,7 @@ def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel)
     quality = torch.ones(len(labels), dtype=torch.float32, device=mean_probabilities.device)
     if not model.competent or model.rate == 0:
         return quality
-    some, some_labels = _some_rows(mean_probabilities, labels, max(2_000, _CHUNK // len(model.matrix)))
+    some, some_labels = _some_rows(mean_probabilities, labels, max(2_000, min(_ROWS // 2, _CHUNK // len(model.matrix))))
     if not len(some):
         return quality
     logits = _log(some)
@@ -239,14 +240,13 @@ def _is_competent(logits: Tensor, labels: Tensor) -> bool:
     return agree > chance + _ERRORS_ABOVE_CHANCE * math.sqrt(chance * (1 - chance) / n)
 
 
-def _is_noisy(gain: float, n: int, parameters: int) -> bool:
+def _is_noisy(gain: float, parameters: int) -> bool:
     """Whether the `gain` is more than so many `parameters` gain on clean labels: half a chi-squared variable, by Wilks."""
-    by_luck = (parameters + _ERRORS_ABOVE_CLEAN * math.sqrt(2 * parameters)) / 2
-    return gain > max(by_luck / n, _LEAST_GAIN)
+    return gain > (parameters + _ERRORS_ABOVE_CLEAN * math.sqrt(2 * parameters)) / 2
 
 
 def _some_rows(values: Tensor, labels: Tensor, most: int = 10**9) -> tuple[Tensor, Tensor]:
-    """At most 20,000 finite rows, and at most `most`, in float64, always the same, on the CPU."""
+    """At most 10,000 finite rows, and at most `most`, in float64, always the same, on the CPU."""
     rows, most = values[:, 0].isfinite().nonzero().flatten().cpu(), min(most, _ROWS)
     if len(rows) > most:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))

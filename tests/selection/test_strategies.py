@@ -101,7 +101,7 @@ def test_a_class_with_a_state_is_a_strategy_and_must_not_write_into_it():
 def test_strategies_are_known_by_name_with_a_line_each():
     names = strategies.available()
     assert set(names) == {
-        "stable", "crest", "label_confidence", "craig", "k_center", "herding", "forgetting", "uniform"
+        "stable", "crest", "label_confidence", "loss_pruning", "craig", "k_center", "herding", "forgetting", "uniform"
     }  # fmt: skip
     assert all(line.startswith("Keeps ") and line.endswith(".") for line in names.values())
     assert strategies.resolve("stable") == strategies.Stable()
@@ -144,6 +144,7 @@ STATEFUL = [
     strategies.Forgetting(),
     strategies.Uniform(),
     strategies.LabelConfidence(),
+    strategies.LossPruning(),
     strategies.LabelConfidence(posterior=PointMass(), warm_up=1, rescore_every=3),
     strategies.WarmUp(strategies.Stable(rescore_every=3, pool_size=50, keep=10), selections=1),
 ]

@@ -6,6 +6,7 @@ from .forgetting import Forgetting
 from .herding import Herding
 from .k_center import KCenter
 from .label_confidence import LabelConfidence
+from .loss_pruning import LossPruning
 from .registry import Function, available, load_state, resolve, state_dict
 from .stable import Stable
 from .uniform import Uniform
@@ -19,6 +20,7 @@ __all__ = [
     "Herding",
     "KCenter",
     "LabelConfidence",
+    "LossPruning",
     "Stable",
     "Uniform",
     "WarmUp",

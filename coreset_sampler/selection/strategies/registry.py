@@ -19,6 +19,7 @@ from .forgetting import Forgetting
 from .herding import Herding
 from .k_center import KCenter
 from .label_confidence import LabelConfidence
+from .loss_pruning import LossPruning
 from .stable import Stable
 from .uniform import Uniform
 
@@ -26,6 +27,7 @@ _BY_NAME: dict[str, type[Any]] = {
     "stable": Stable,
     "crest": Crest,
     "label_confidence": LabelConfidence,
+    "loss_pruning": LossPruning,
     "craig": Craig,
     "k_center": KCenter,
     "herding": Herding,

@@ -51,23 +51,24 @@ def select_watched(
     """
     n = len(view.labels)
     state = state or Watched(shown=torch.full((n,), -1.0, dtype=torch.float64))
-    state = _learned(state, view.scores, -(-n // size), exponent)
+    state = learned(state, view.scores, -(-n // size), exponent)
     if state.noise is not None and state.noise.competent:
         view.log(estimated_noise_rate=state.noise.rate)
     if balance is None and not len(state.chance):
         picks, place = next_of_pass(n, size, state.place, generator)
-        return _equal(picks, n), replace(_after(state, picks, None), place=place)
+        return equal(picks, n), replace(_after(state, picks, None), place=place)
     due = state.shown + (1 / state.chance if len(state.chance) else 1.0)
     ties = torch.rand(n, generator=generator, dtype=torch.float64)
     order = torch.argsort(ties)[torch.argsort(due[torch.argsort(ties)], stable=True)]
     if balance is None:
-        return _equal(order[:size], n), _after(state, order[:size], generator)
+        return equal(order[:size], n), _after(state, order[:size], generator)
     quota = quotas(view.labels, size, balance, generator)
     picks = first_of_each_class(order, view.labels, quota)
     return Coreset(picks, class_weights(view.labels, picks, quota)), _after(state, picks, generator)
 
 
-def _equal(picks: Tensor, n: int) -> Coreset:
+def equal(picks: Tensor, n: int) -> Coreset:
+    """All of the same weight."""
     return Coreset(picks, torch.full((len(picks),), n / len(picks), dtype=torch.float64))
 
 
@@ -80,7 +81,7 @@ def _after(state: Watched, picks: Tensor, generator: torch.Generator | None) -> 
     return replace(state, selections=state.selections + 1, clock=state.clock + step, shown=shown)
 
 
-def _learned(state: Watched, store: ScoreStore | None, per_pass: int, exponent: float) -> Watched:
+def learned(state: Watched, store: ScoreStore | None, per_pass: int, exponent: float) -> Watched:
     """The state with chances by all that was seen: after the first pass, then twice a pass."""
     done = state.selections - per_pass  # selections since everything was shown once
     if done < 0 or store is None or store.coverage == 0:

@@ -1,0 +1,142 @@
+"""Loss pruning: hard examples, and a random part of the learned ones with more weight."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..coreset import Coreset
+from ..posterior import Trajectory
+from ..scores import ScoreStore
+from ..types import Posterior, View
+from .settings import check_at_least, check_exponent
+from .uniform import next_of_pass
+from .watching import Watched, equal, learned
+
+_WATCH = Trajectory()
+
+
+@dataclass(frozen=True)
+class LossPruning:
+    r"""Keeps hard examples and fewer of the learned ones, with weights under which the expected gradient is the full one.
+
+    An example is learned if its loss, $-\log$ of its label's mean probability over all visits, is below the mean. Within
+    either group examples are drawn at random, those of the learned with `ratio` times the chance of the others, and weigh
+    the inverse of their chance: for `weighting="loss"`, which keeps hard examples frequent and the gradient unbiased
+    (InfoBatch, Qin et al. 2024, of fixed size). Everything is seen once first.
+
+    With a `confidence_exponent` neither what is learned nor what is probably wrong is shown often: chances go by the
+    confidence in the labels, as in `LabelConfidence`, and the expected gradient is that of the labels by their confidence.
+
+    Cost: nothing; scores come from the training itself.
+
+    Args:
+        ratio: chance of a learned example against that of a hard one.
+        confidence_exponent: above 0, labels that are right with probability $r$ count $r$ to this power.
+        selections: of the whole run; needed for the end of it. None goes on to prune.
+        anneal: share of these at the end in which all examples are shown alike, in uniform passes.
+        posterior: `Trajectory()`; there are no scoring passes.
+    """
+
+    ratio: float = 0.5
+    confidence_exponent: float = 0.0
+    selections: int | None = None
+    anneal: float = 0.125
+    posterior: Posterior = _WATCH
+
+    State: ClassVar[type | None] = Watched
+    observes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_exponent(confidence_exponent=self.confidence_exponent)
+        if self.selections is not None:
+            check_at_least(1, " selection", selections=self.selections)
+        for name, value in (("ratio", self.ratio), ("anneal", self.anneal)):
+            if not (0 < value <= 1 or (name == "anneal" and value == 0)):
+                rule = "above 0 and at most 1" if name == "ratio" else "between 0 and 1"
+                raise ValueError(f"{name} must be {rule}, got {value}. The default is {getattr(LossPruning, name)}.")
+        if not isinstance(self.posterior, Trajectory):
+            raise TypeError(
+                f"posterior must be a Trajectory(), got {self.posterior!r}: losses come from the training itself. For "
+                "scoring passes take strategies.LabelConfidence or strategies.Stable."
+            )
+
+    def select(
+        self, view: View, size: int, state: Watched | None, generator: torch.Generator
+    ) -> tuple[Coreset, Watched | None]:
+        """Uniform passes at first and at the end; in between by loss."""
+        n, store, state = len(view.labels), view.scores, state or Watched()
+        per_pass, after = -(-n // size), replace(state, selections=state.selections + 1)
+        if store is None or store.coverage == 0 or state.selections < per_pass or self._ends(state.selections):
+            picks, place = next_of_pass(n, size, state.place, generator)
+            return equal(picks, n), replace(after, place=place)
+        if self.confidence_exponent:
+            state = learned(state, store, per_pass, self.confidence_exponent)
+            after = replace(state, selections=state.selections + 1)
+            if state.noise is not None and state.noise.competent:
+                view.log(estimated_noise_rate=state.noise.rate)
+        mass = state.chance.double() if len(state.chance) else torch.ones(n, dtype=torch.float64)
+        return pruned(is_hard(store), mass, size, self.ratio, generator), after
+
+    def _ends(self, selections: int) -> bool:
+        return self.selections is not None and selections >= math.ceil(self.selections * (1 - self.anneal))
+
+
+def is_hard(store: ScoreStore) -> Tensor:
+    """`(n,)` whether the loss is above the mean; so is what was never seen."""
+    loss = -store.label_probability.double().clamp(min=1e-12).log()
+    return ~(loss <= loss.nanmean())
+
+
+def pruned(hard: Tensor, mass: Tensor, size: int, ratio: float, generator: torch.Generator) -> Coreset:
+    """`size` examples, the learned ones with `ratio` times the chance, both in proportion to `mass` `(n,)`.
+
+    Weights sum to n, and the expected weighted sum over any values is that of `mass` times the values, times n over the
+    sum of `mass`: each group has a fixed number of places, inclusion probabilities $p$ that sum to it, and weights
+    `mass` / $p$, whose sum over the group does not depend on the draw.
+    """
+    groups = [rows for rows in (hard.nonzero().flatten(), (~hard).nonzero().flatten()) if len(rows)]
+    places = _places(groups, mass, size, ratio)
+    parts = [_drawn(rows, mass[rows], k, generator) for rows, k in zip(groups, places, strict=True) if k]
+    indices, weights = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Coreset(indices, weights * len(hard) / weights.sum())
+
+
+def _places(groups: list[Tensor], mass: Tensor, size: int, ratio: float) -> list[int]:
+    """How many of each group: at least one while there are places, at most all."""
+    if len(groups) == 1 or size == 1:
+        return [size] + [0] * (len(groups) - 1)
+    hard, easy = float(mass[groups[0]].sum()), ratio * float(mass[groups[1]].sum())
+    first = min(max(round(size * hard / (hard + easy)), 1, size - len(groups[1])), len(groups[0]), size - 1)
+    return [first, size - first]
+
+
+def inclusion(mass: Tensor, size: int) -> Tensor:
+    """Probabilities `(k,)` in proportion to `mass`, none above 1, that sum to `size`.
+
+    Example: masses `[4, 1, 1, 2]` and `size=3` give `[1, 0.5, 0.5, 1]`.
+    """
+    sure = torch.zeros(len(mass), dtype=torch.bool)
+    while True:
+        left = size - int(sure.sum())
+        p = torch.where(sure, 1.0, mass * (left / mass[~sure].sum().clamp(min=1e-300)))
+        over = ~sure & (p > 1)
+        if not bool(over.any()):
+            return p.clamp(max=1.0)
+        sure |= over
+
+
+def _drawn(rows: Tensor, mass: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`size` of the rows by systematic sampling in a random order, and their weights `mass / p`."""
+    order = torch.randperm(len(rows), generator=generator)
+    p = inclusion(mass[order], size)
+    edges = torch.cumsum(p, 0)
+    offset = torch.rand((), generator=generator, dtype=torch.float64)
+    teeth = torch.ceil(edges * (size / edges[-1]) - offset).clamp_(0, size).long()
+    teeth[-1] = size
+    chosen = teeth.diff(prepend=teeth.new_zeros(1)) > 0
+    return rows[order][chosen], (mass[order] / p)[chosen]
