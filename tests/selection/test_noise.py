@@ -261,3 +261,17 @@ def test_of_projected_scores_the_label_s_own_probability_says_how_likely_it_is_r
     exact = label_quality(logits.softmax(1), store.labels, model)[:3900]
     assert float((quality[:3900] - exact).abs().mean()) < 0.03
     assert area_under_curve(quality[:3900], wrong) > area_under_curve(exact, wrong) - 0.01
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rows_used_are_not_those_that_somebody_else_drew_with_a_small_seed(seed):
+    n, classes = 30_000, 4
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))  # as inject_label_noise draws
+    truth = torch.arange(n) % classes
+    labels = truth.clone()
+    labels[order[: n // 2]] = (truth[order[: n // 2]] + 1) % classes
+    known = torch.nn.functional.one_hot(truth, classes) * 0.85 + 0.15 / classes
+    matrix = torch.eye(classes, dtype=torch.float64) * 0.5 + 0.5 * torch.eye(classes, dtype=torch.float64).roll(1, 1)
+    quality = label_quality(known, labels, NoiseModel(1.0, matrix, 0.5, competent=True))
+    assert float(quality[labels == truth].min()) > 0.8
+    assert float(quality[labels != truth].max()) < 0.2
