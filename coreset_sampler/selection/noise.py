@@ -24,7 +24,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .scores import ScoreStore
 
-_ROWS = 10_000  # that the model is fitted to, at most; more make no figure better that is used
+_ROWS = 20_000  # that the model is fitted to, at most; more make no figure better that is used
 _CHUNK = 4_000_000  # numbers that are float64 at a time
 _PER_CLASS = 50  # examples of a class that a full row of the matrix needs
 _PRIOR = 5.0  # right labels of each class that are seen before any other
@@ -72,7 +72,7 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
             half of the first pass. Rows that are not finite are left out: examples not seen.
         labels: `(n,)` int64, as given.
 
-    Cost: at most 10,000 rows are used, about a second. The same rows give the same model, whatever the random state.
+    Cost: at most 20,000 rows are used, seconds. The same rows give the same model, whatever the random state.
     """
     _check("first_logits", first_logits, labels)
     classes = first_logits.shape[1]
@@ -103,7 +103,7 @@ def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel)
         labels: `(n,)` int64, as given.
         model: of `noise_model`.
 
-    Cost: a softmax in float64 of all rows, in chunks; sixteen on at most 5,000 rows, 4,000 of 1,000 classes.
+    Cost: a softmax in float64 of all rows, in chunks; sixteen on at most 20,000 rows, 4,000 of 1,000 classes.
     """
     _check("mean_probabilities", mean_probabilities, labels)
     if mean_probabilities.shape[1] != len(model.matrix):
@@ -114,7 +114,7 @@ def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel)
     quality = torch.ones(len(labels), dtype=torch.float32, device=mean_probabilities.device)
     if not model.competent or model.rate == 0:
         return quality
-    some, some_labels = _some_rows(mean_probabilities, labels, max(2_000, min(_ROWS // 2, _CHUNK // len(model.matrix))))
+    some, some_labels = _some_rows(mean_probabilities, labels, max(2_000, _CHUNK // len(model.matrix)))
     if not len(some):
         return quality
     logits = _log(some)
@@ -246,7 +246,7 @@ def _is_noisy(gain: float, parameters: int) -> bool:
 
 
 def _some_rows(values: Tensor, labels: Tensor, most: int = 10**9) -> tuple[Tensor, Tensor]:
-    """At most 10,000 finite rows, and at most `most`, in float64, always the same, on the CPU."""
+    """At most 20,000 finite rows, and at most `most`, in float64, always the same, on the CPU."""
     rows, most = values[:, 0].isfinite().nonzero().flatten().cpu(), min(most, _ROWS)
     if len(rows) > most:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
