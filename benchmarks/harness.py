@@ -71,7 +71,7 @@ class Study:
 
 def jobs_of(study: Study, args: argparse.Namespace) -> list[Row]:
     """The runs of a command."""
-    setting, seeds = study.settings[args.setting], range(args.seeds)
+    setting, seeds = study.settings[args.setting], range(args.seed, args.seed + args.seeds)
     noises, names, lengths = args.noise or setting.noises, args.strategy or study.contestants, [setting.passes]
     if args.command == "run":
         noises, names, seeds = args.noise or [0.0], args.strategy or ["stable"], range(args.seed, args.seed + 1)
@@ -271,7 +271,7 @@ def main(study: Study, about: str | None, more: Callable[[argparse.ArgumentParse
         kind = type(next(iter(study.settings.values())).trials[0].get(entry, 0.0))
         add(f"--{entry.replace('_', '-')}", type=kind, help="default: as tuned, or the setting's first trial")
     add("--validation", action="store_true", help=f"score on {study.examples} set aside from training, not on test")
-    add("--seed", type=int, default=0, help="for run (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of run, the first of table and time (default: %(default)s)")
     add("--seeds", type=int, default=study.seeds, help="for table, time and ablation (default: %(default)s)")
     add("--clock", choices=CLOCKS, default="wall", help="to report; cpu where others use the machine")
     add("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")

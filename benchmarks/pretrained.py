@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 from torch.utils.data import DataLoader, TensorDataset
 
-from coreset_sampler import CoresetSampler, PointMass, strategies
+from coreset_sampler import CoresetSampler, PointMass, Trajectory, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
 FRACTION = 0.1
@@ -100,7 +100,8 @@ def features(
     found = {}
     for split, n in zip(("train", "test"), sizes, strict=True):
         pixels, labels = load(data, split, "RGB")
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:n]
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        order = order[:n] if split == "train" else order[-n:]  # the first test images were seen when rules were made
         parts = [embed(model, part, img_size) for part in pixels[order].split(100)]
         found[split] = torch.cat(parts), labels[order]
     folder.mkdir(parents=True, exist_ok=True)
@@ -188,11 +189,13 @@ def more_options(parser: argparse.ArgumentParser) -> None:
 
 
 confidence = strategies.LabelConfidence
+COVER = partial(strategies.Stable, pool_size=5, keep=1)
 STRATEGIES: dict[str, Callable | None] = {
     "uniform": strategies.Uniform,
     "label_confidence": confidence,
     "oracle": None,
     "full, watched": strategies.Uniform,
+    "stable, trajectory": partial(COVER, posterior=Trajectory(), draws=1),
     "label_confidence, scoring passes": partial(confidence, posterior=PointMass()),
     **{f"label_confidence, exponent {e:g}": partial(confidence, exponent=e) for e in (1, 1.5, 2, 4)},
 }

@@ -73,7 +73,7 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
             half of the first pass. Rows that are not finite are left out: examples not seen.
         labels: `(n,)` int64, as given.
 
-    Cost: at most 10,000 rows are used, about a second. The same rows give the same model, whatever the random state.
+    Cost: at most 10,000 rows are used, seconds. The same rows give the same model, whatever the random state.
     """
     _check("first_logits", first_logits, labels)
     classes = first_logits.shape[1]
@@ -104,7 +104,7 @@ def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel)
         labels: `(n,)` int64, as given.
         model: of `noise_model`.
 
-    Cost: a softmax in float64 of all rows, in chunks; sixteen on at most 5,000 rows, 4,000 of 1,000 classes.
+    Cost: a softmax in float64 of all rows, in chunks; sixteen on at most 10,000 rows, 4,000 of 1,000 classes.
     """
     _check("mean_probabilities", mean_probabilities, labels)
     if mean_probabilities.shape[1] != len(model.matrix):
@@ -115,7 +115,7 @@ def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel)
     quality = torch.ones(len(labels), dtype=torch.float32, device=mean_probabilities.device)
     if not model.competent or model.rate == 0:
         return quality
-    some, some_labels = _some_rows(mean_probabilities, labels, max(2_000, min(_ROWS // 2, _CHUNK // len(model.matrix))))
+    some, some_labels = _some_rows(mean_probabilities, labels, max(2_000, _CHUNK // len(model.matrix)))
     if not len(some):
         return quality
     logits = _log(some)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from .scores import ScoreStore
 _SLOPE = 2.0  # of the chance over the logarithm of the ratios to the class thresholds
 
 
-class Suspect(NamedTuple):
+@dataclass(frozen=True)
+class Suspect:
     """An example whose label may be wrong."""
 
     index: int

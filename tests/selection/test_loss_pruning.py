@@ -1,7 +1,7 @@
 import pytest
 import torch
 from simulated import labelled, observed, predictions, symmetric
-from test_watching import Run, uniform_picks, view_of
+from test_due import Run, uniform_picks, view_of
 
 from coreset_sampler import PointMass, strategies
 from coreset_sampler.selection.scores import ScoreStore

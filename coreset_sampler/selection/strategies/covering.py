@@ -13,7 +13,7 @@ from ..facility_location import cover_groups
 from ..types import View
 from .confidence import Predictions, noise_rate
 from .pools import Pools, offsets
-from .scores import FreshScores, KeptScores
+from .scores import FreshScores, KeptScores, ObservedScores
 
 _ROWS_AT_ONCE = 4096  # candidates whose gradients are in memory together
 
@@ -30,7 +30,12 @@ class _Part(NamedTuple):
 
 
 def cover_pools(
-    view: View, pools: Pools, scores: FreshScores | KeptScores, *, exponent: float, generator: torch.Generator
+    view: View,
+    pools: Pools,
+    scores: FreshScores | KeptScores | ObservedScores,
+    *,
+    exponent: float,
+    generator: torch.Generator,
 ) -> Coreset:
     """What covers each class of each pool best; pools are shared out over processes.
 

@@ -44,7 +44,7 @@ class Crest:
         self, view: View, size: int, state: ScoredCandidates | None, generator: torch.Generator
     ) -> tuple[Coreset, ScoredCandidates | None]:
         """As `Stable` does, with one draw: the model as it is."""
-        return self._stable().select(view, size, state, generator)
+        return self._stable().select(view, size, state, generator)  # type: ignore[return-value]
 
     def _stable(self) -> Stable:
         return Stable(

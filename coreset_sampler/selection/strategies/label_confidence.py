@@ -11,11 +11,11 @@ from ..coreset import Coreset
 from ..posterior import Trajectory
 from ..types import Balance, Posterior, View
 from .confidence import Predictions, knows_labels, label_confidence, noise_rate
+from .due import Watched, select_watched
 from .pools import class_weights, first_of_each_class, quotas
 from .scores import CHUNK, random_of_each_class
 from .settings import check_at_least, check_balance, check_exponent
 from .uniform import Place, Uniform
-from .watching import Watched, select_watched
 
 _WATCH = Trajectory()
 _LEAST_CHANCE = 1e-6  # of an example whose label the model finds impossible

@@ -13,9 +13,9 @@ from ..coreset import Coreset
 from ..posterior import Trajectory
 from ..scores import ScoreStore
 from ..types import Posterior, View
+from .due import Watched, equal, learned
 from .settings import check_at_least, check_exponent
 from .uniform import next_of_pass
-from .watching import Watched, equal, learned
 
 _WATCH = Trajectory()
 

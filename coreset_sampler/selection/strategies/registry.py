@@ -158,7 +158,7 @@ def _built(strategy: Strategy, kind: type, values: Any) -> Any:
         if hint is State:
             found[name] = _state_of(strategy.strategy, value)  # type: ignore[attr-defined]
         elif inner is not None and value is not None:
-            found[name] = _built(strategy, inner, value)
+            found[name] = _built(strategy, inner, value)  # type: ignore[arg-type]
         elif isinstance(value, (hint, int) if hint is float else hint):
             found[name] = _value(value)
         else:

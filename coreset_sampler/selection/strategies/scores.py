@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..scores import ScoreStore
 from ..types import Balance, Draw, View
 from .confidence import Predictions, knows_labels, label_confidence, label_probability
 from .pools import Pools
@@ -31,6 +32,21 @@ class FreshScores:
         """How likely each label is right `(k,)`, judged within its pool."""
         q = label_probability(gradients, self.view.labels[pools.indices])
         return label_confidence(q, pools.lengths, gradients.shape[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedScores:
+    """What training's own forward passes said, over all visits: one draw, for which nothing is run."""
+
+    store: ScoreStore
+
+    def gradients(self, groups: Sequence[Tensor]) -> Iterator[Tensor]:
+        """For each group of indices `(k,)` the mean gradients `(1, k, classes)`, or `(1, k, 40)` of many classes."""
+        return (self.store.gradients(group)[None] for group in groups)
+
+    def confidence(self, pools: Pools, gradients: Tensor) -> Tensor:
+        """How likely each label is right `(k,)`, judged within its pool."""
+        return label_confidence(self.store.label_probability[pools.indices].double(), pools.lengths, self.store.classes)
 
 
 @dataclass(frozen=True, eq=False)

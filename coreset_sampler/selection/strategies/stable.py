@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..coreset import Coreset
-from ..posterior import SphericalGaussian
+from ..posterior import SphericalGaussian, Trajectory
 from ..types import Balance, Posterior, View
 from .covering import cover_pools
 from .pools import Pools, draw_pools
-from .scores import CHUNK, FreshScores, KeptScores, ScoredCandidates, random_of_each_class
+from .scores import CHUNK, FreshScores, KeptScores, ObservedScores, ScoredCandidates, random_of_each_class
 from .settings import check_at_least, check_balance, check_exponent
+from .uniform import Place, Uniform
 
 _AROUND = SphericalGaussian(layers="auto")
 
@@ -37,7 +37,7 @@ class Stable:
     Args:
         posterior: where to take the gradients. By default `SphericalGaussian(0.1, "norm")`, as in the paper, in a network
             without norm layers `SphericalGaussian(0.1, "head")`; `perturbed_parameters` in the sampler's stats says how
-            many parameters it perturbs.
+            many parameters it perturbs. `Trajectory()` takes the means over all visits in training, and runs nothing.
         draws: samples of the posterior that the expectation is taken over.
         pool_size: candidates per pool, about.
         keep: how many of them stay.
@@ -56,8 +56,6 @@ class Stable:
     confidence_exponent: float = 0.0
     rescore_every: int = 1
 
-    State: ClassVar[type | None] = ScoredCandidates
-
     def __post_init__(self) -> None:
         check_at_least(1, draws=self.draws)
         check_balance(self.balance)
@@ -65,11 +63,29 @@ class Stable:
         check_at_least(1, " selection", rescore_every=self.rescore_every)
         if not 1 <= self.keep <= self.pool_size:
             raise ValueError(f"keep must be between 1 and pool_size={self.pool_size}, got {self.keep}")
+        if self.observes and (self.rescore_every != 1 or self.confidence_exponent):
+            name = "rescore_every" if self.rescore_every != 1 else "confidence_exponent"
+            raise ValueError(
+                f"{name} must be left out with posterior=Trajectory(), which runs no scoring passes, got "
+                f"{getattr(self, name)}. For confidence in labels take strategies.LabelConfidence()."
+            )
+
+    @property
+    def observes(self) -> bool:
+        """Whether it reads what training said, so that the sampler has to watch."""
+        return isinstance(self.posterior, Trajectory)
+
+    @property
+    def State(self) -> type[Place | ScoredCandidates]:  # noqa: N802, as of other strategies, whose class has it
+        """What it keeps between selections."""
+        return Place if self.observes else ScoredCandidates
 
     def select(
-        self, view: View, size: int, state: ScoredCandidates | None, generator: torch.Generator
-    ) -> tuple[Coreset, ScoredCandidates | None]:
+        self, view: View, size: int, state: Place | ScoredCandidates | None, generator: torch.Generator
+    ) -> tuple[Coreset, Place | ScoredCandidates | None]:
         """Deals pools, scores their candidates, or finds the scores of an earlier pass, and covers the pools."""
+        if isinstance(state, Place) or self.observes:
+            return self._observed(view, size, state if isinstance(state, Place) else None, generator)
         cover = partial(cover_pools, view, exponent=self.confidence_exponent, generator=generator)
         if self.rescore_every == 1:
             dealt = self._deal(view.labels, size, generator)
@@ -80,6 +96,15 @@ class Stable:
         kept = KeptScores(view.labels, state)
         dealt = kept.of_examples(self._deal(view.labels[state.candidates], size, generator))
         return cover(dealt, kept), replace(state, uses_left=state.uses_left - 1)
+
+    def _observed(
+        self, view: View, size: int, state: Place | None, generator: torch.Generator
+    ) -> tuple[Coreset, Place | None]:
+        """Uniform passes until everything was seen; then pools, covered by the mean gradients of all visits."""
+        if view.scores is None or int(view.scores.counts.min()) == 0:
+            return Uniform().select(view, size, state, generator)
+        dealt = self._deal(view.labels, size, generator)
+        return cover_pools(view, dealt, ObservedScores(view.scores), exponent=0.0, generator=generator), state
 
     def _deal(self, labels: Tensor, size: int, generator: torch.Generator) -> Pools:
         keep = min(self.keep, size)

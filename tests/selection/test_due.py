@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from coreset_sampler import CoresetSampler, PointMass, SphericalGaussian, Trajectory, strategies
 from coreset_sampler.selection.scores import ScoreStore
 from coreset_sampler.selection.scoring import ScoringView
-from coreset_sampler.selection.strategies.watching import Watched
+from coreset_sampler.selection.strategies.due import Watched
 
 N, SIZE, CLASSES = 2000, 200, 10
 
@@ -29,7 +29,7 @@ class Run:
     """Selections one after the other; after each one the store sees what `said` gives for its examples."""
 
     def __init__(self, labels, said, strategy=None, size=SIZE, classes=CLASSES):
-        self.store = ScoreStore(labels, classes)
+        self.store = ScoreStore(labels, classes) if said is not None else None
         self.labels, self.said, self.size = labels, said, size
         self.strategy, self.state, self.picks, self.epoch = strategy or strategies.LabelConfidence(), None, [], 0
         self.figures, self.weights = {}, []
@@ -81,6 +81,7 @@ def test_a_network_that_knows_nothing_changes_nothing(size):
 def test_without_scores_it_is_uniform():
     labels = torch.arange(N) % CLASSES
     run = Run(labels, None)
+    run.store = ScoreStore(labels, CLASSES)
     assert all(map(torch.equal, run.go(15).picks, uniform_picks(labels, 15)))  # nothing observed
     run.store = None
     assert all(map(torch.equal, run.go(10).picks, uniform_picks(labels, 25)))  # and no store
