@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.jit import ScriptModule
-from torch.utils.data import DistributedSampler
 
 from .. import distributed
+from .arguments import check_observed
+from .noisy_head import NoisyHead, noise_of
 from .scores import ScoreStore
-from .watching import Evidence, Watch, watched_module
+from .seeds import HEAD, mixed_seed
+from .watching import Evidence, Watch, cannot_watch, watched_module
 
 if TYPE_CHECKING:
     from .sampler import CoresetSampler
@@ -32,6 +33,8 @@ class Batch(NamedTuple):
     indices: Tensor
     logits: Tensor
     epoch: int
+    gradients: Tensor | None = None
+    """Under noise in the head, in place of the logits' own."""
 
 
 class Observing:
@@ -48,11 +51,12 @@ class Observing:
     def __init__(self, sampler: CoresetSampler, watch: bool | None) -> None:
         if watch not in (None, True, False):
             raise ValueError(f"watch must be True, False or None, got {watch!r}")
-        self._sampler, self.watch = sampler, watch
+        self._sampler, self.watch, self._noise = sampler, watch, noise_of(sampler.strategy)
         self.store: ScoreStore | None = None
         self.explicit = False  # whether the loop calls observe itself
         self.off = ""  # why the model cannot be watched
         self._watch: Watch | None = None
+        self._head: NoisyHead | None = None
         self._evidence: Evidence | None = None
         self._pending: list[Batch] = []
         self._bytes = 0
@@ -60,6 +64,7 @@ class Observing:
         self._ahead = 0.0  # share of a pass that the loader reads before the loop needs it
         self._empty_passes = 0  # in a row, in which the model was never seen
         self._given_out = 0  # indices since the last scoring pass
+        self._pass_epoch = 0  # of the pass that is watched
         self._resume = (-1, 0)  # an epoch, and the rows of it that were seen before a resume
 
     @property
@@ -88,13 +93,14 @@ class Observing:
             ahead: the share of the pass that is read before the loop needs it.
         """
         self._given_out += self._sampler.size
-        if self.automatic and (reason := self._cannot()) is not None:
+        if self.automatic and (reason := cannot_watch(self._sampler.model, self._sampler)):
             self._switch_off(reason)
         if not self.automatic:
             return
         labels, epoch = self._sampler.read_labels(), self._sampler._epoch
         self._evidence = self._evidence or Evidence(labels)
         self._mixed_in, self._ahead = False, ahead
+        self._head = NoisyHead(self._sampler.model, *self._noise) if self._noise else None
         self._watch = Watch(
             watched_module(self._sampler.model),
             labels,
@@ -102,22 +108,16 @@ class Observing:
             start or self._seen_before(),
             yielded=lambda: epoch.yielded,
             evidence=self._evidence,
-            take=self._take,
+            take=self._take_watched,
             mismatch=self._switch_off,
+            also_off=None if self._head is None else self._head.off,
         )
-        self._resume = (-1, 0)
+        self._resume, self._pass_epoch = (-1, 0), self._sampler.epoch
 
     def _seen_before(self) -> int:
         """The rows that a framework skips itself after a resume: it asks for all indices, and runs the model on the rest."""
         epoch, rows = self._resume
         return rows if epoch == self._sampler.epoch else 0
-
-    def _cannot(self) -> str | None:
-        if isinstance(watched_module(self._sampler.model), ScriptModule):
-            return "a scripted model takes no hooks"
-        if distributed.world()[1] > 1 and not isinstance(self._sampler, DistributedSampler):
-            return "a framework splits the indices over processes, and only DistributedCoresetSampler knows which are whose"
-        return None
 
     def end_pass(self) -> None:
         """The pass is over, or was left early: judges what it gave and keeps that."""
@@ -138,8 +138,18 @@ class Observing:
             self._empty_passes = 0
         self._settle()
 
-    def _take(self, indices: Tensor, logits: Tensor) -> None:
-        self._pending.append(Batch(indices, logits, self._sampler.epoch))
+    def _take_watched(self, indices: Tensor, logits: Tensor, position: int) -> str | None:
+        gradients = None
+        if self._head is not None:
+            seed = mixed_seed(self._sampler.seed, self._sampler.epoch, HEAD, position)
+            gradients = self._head.gradients(logits, self._sampler.read_labels()[indices], seed)
+            if gradients is None:
+                return "its logits are not the output of its last layer, so that noise in the head has no meaning"
+        self._take(indices, logits, gradients)
+        return None
+
+    def _take(self, indices: Tensor, logits: Tensor, gradients: Tensor | None = None) -> None:
+        self._pending.append(Batch(indices, logits, self._sampler.epoch, gradients))
         self._bytes += logits.numel() * logits.element_size()
         if self._bytes > _MOST_PENDING:
             self._settle()
@@ -153,10 +163,10 @@ class Observing:
         self._pending, self._bytes = [], 0
 
     def _add(self, batches: list[Batch]) -> None:
-        for indices, logits, epoch in batches:
+        for indices, logits, epoch, gradients in batches:
             if self.store is None:
                 self.store = ScoreStore(self._sampler.read_labels(), logits.shape[1])
-            self.store.observe(indices, logits, epoch)
+            self.store.observe(indices, logits, epoch, gradients)
 
     def _switch_off(self, reason: str) -> None:
         """Drops what this pass gave and goes on without watching."""
@@ -175,7 +185,13 @@ class Observing:
 
     def observe(self, indices: Any, logits: Any) -> None:
         """See `CoresetSampler.observe`."""
-        at, rows = check_observed(indices, logits, self._sampler.n, self._sampler.read_labels(), self.store)
+        classes = None if self.store is None else self.store.classes
+        at, rows = check_observed(indices, logits, self._sampler.n, self._sampler.read_labels(), classes)
+        if self._noise:
+            raise ValueError(
+                f"observe is given logits, and noise={self._noise[0]!r} of the strategy's posterior needs the head's input: "
+                "leave the calls of observe out, so that the model is watched, or pass Trajectory(noise=None)"
+            )
         if distributed.world()[1] > 1 and not (self.wanted or self.strategy_reads):
             raise ValueError("observe in several processes needs watch=True in each, so that they put scores together")
         if not self.explicit:
@@ -220,10 +236,12 @@ class Observing:
 
     def _score(self, view: ScoringView) -> None:
         chunks = view.shard(list(torch.arange(self._sampler.n).split(_CHUNK)))
-        least = torch.finfo(torch.float32).tiny
+        least, seed = torch.finfo(torch.float32).tiny, mixed_seed(self._sampler.seed, self._sampler._epoch.coming, HEAD)
+        generator = torch.Generator().manual_seed(seed)
+        draws = self._noise[0].draw(view, self._noise[1], generator) if self._noise else [{}]
         found = []
-        for at, gradients in zip(chunks, view.gradients(chunks), strict=True):
-            probability = gradients[0]
+        for at, gradients in zip(chunks, view.gradients(chunks, draws), strict=True):
+            probability = gradients.mean(0)
             probability[torch.arange(len(at)), view.labels[at]] += 1
             found.append(Batch(at, probability.clamp(min=least).log(), self._sampler._epoch.coming))
         self._add(view.gather(found))
@@ -242,7 +260,7 @@ class Observing:
             "off": self.off,
             "explicit": self.explicit,
             "given_out": self._given_out,
-            "epoch": self._sampler.epoch if self._watch is not None else self._resume[0],
+            "epoch": self._pass_epoch if self._watch is not None else self._resume[0],
             "matched": self._watch.position if self._watch is not None else self._resume[1],
         }
 
@@ -270,27 +288,3 @@ class Observing:
         self.store, self.off, self.explicit = store, state["off"], state["explicit"]
         self._given_out, self._resume = state["given_out"], (state["epoch"], 0 if position else state["matched"])
         self._evidence, self._empty_passes = None, 0
-
-
-def check_observed(
-    indices: Any, logits: Any, n: int, labels: Tensor, store: ScoreStore | None
-) -> tuple[Tensor, Tensor]:
-    """Indices on the CPU and logits that belong together, or an error that says what does not fit."""
-    at = torch.as_tensor(indices)
-    if at.ndim != 1 or at.is_floating_point() or at.dtype == torch.bool:
-        raise ValueError(f"indices must be whole numbers (b,), got shape {tuple(at.shape)} of {at.dtype}")
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
-        got = f"shape {tuple(logits.shape)} of {logits.dtype}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"logits must be a tensor (b, classes) of floats, got {got}; of a model's output pass .logits")
-    if len(at) != len(logits):
-        raise ValueError(f"indices and logits must have as many rows, got {len(at)} and {len(logits)}")
-    at = at.to("cpu", torch.int64)
-    if len(at) and not 0 <= int(at.min()) <= int(at.max()) < n:
-        raise ValueError(
-            f"indices must be in [0, {n}), got {int(at.min())} to {int(at.max())}: they count the data set"
-        )
-    needed = int(labels.max()) + 1 if store is None else store.classes
-    if logits.shape[1] < max(2, needed) or (store is not None and logits.shape[1] != needed):
-        what = f"{needed} as before" if store is not None else f"at least {max(2, needed)}, the labels' classes"
-        raise ValueError(f"logits must have one column per class, {what}, got {logits.shape[1]}")
-    return at, logits

@@ -273,4 +273,4 @@ def _scrambled(numbers: np.ndarray) -> np.ndarray:
     x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x >> np.uint64(2)).astype(np.int64)
+    return np.asarray(x >> np.uint64(2), dtype=np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SELECT, ORDER = 0, 1  # streams of one epoch
+SELECT, ORDER, HEAD = 0, 1, 2  # streams of one epoch
 
 
 def mixed_seed(*numbers: int) -> int:

@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch.jit import ScriptModule
+from torch.utils.data import DistributedSampler
 
+from .. import distributed
 from .forward import logits_of
 from .labels import LABEL_KEYS
 
@@ -25,7 +29,7 @@ class Hook:
     def __init__(self, method: Callable[..., None]) -> None:
         self._method = weakref.WeakMethod(method)
 
-    @torch._disable_dynamo  # of torch.compiler.disable the part that imports nothing
+    @_disable_dynamo  # of torch.compiler.disable the part that imports nothing
     def __call__(self, *given: Any) -> None:
         """Hands on what torch gives a hook."""
         method = self._method()
@@ -102,8 +106,9 @@ class Watch:
         start: where the first row is in this order.
         yielded: how many of them were given out so far.
         evidence: what is known of the match, also from passes before.
-        take: is given `(indices, logits)` of each batch that matches.
+        take: is given `(indices, logits, position)` of each batch that matches, and says what is wrong with it, if anything.
         mismatch: is given the reason when they do not; the hooks are off by then.
+        also_off: is called when the hooks are taken off.
     """
 
     def __init__(
@@ -115,18 +120,19 @@ class Watch:
         *,
         yielded: Callable[[], int],
         evidence: Evidence,
-        take: Callable[[Tensor, Tensor], None],
+        take: Callable[[Tensor, Tensor, int], str | None],
         mismatch: Callable[[str], None],
+        also_off: Callable[[], object] | None = None,
     ) -> None:
         self.model, self.labels, self.order, self.position, self.begin = model, labels, order, start, start
         self.largest = 0  # batch so far
         self._yielded, self._evidence, self._take, self._mismatch = yielded, evidence, take, mismatch
-        self._depth = 0
+        self._depth, self._also_off = 0, also_off
         handles = [
             model.register_forward_pre_hook(Hook(self._enter), with_kwargs=True),
             model.register_forward_hook(Hook(self._leave), with_kwargs=True, always_call=True),
         ]
-        self._off = weakref.finalize(self, _remove, handles)
+        self._off = weakref.finalize(self, remove, handles)
 
     @property
     def matched(self) -> int:
@@ -136,6 +142,8 @@ class Watch:
     def off(self) -> None:
         """Takes the hooks off; more than once does no harm."""
         self._off()
+        if self._also_off is not None:
+            self._also_off()
 
     def _enter(self, *_: Any) -> None:
         self._depth += 1
@@ -177,8 +185,7 @@ class Watch:
                 return "the labels that it was given are not those of the matched examples"
         elif (reason := self._evidence.add(logits.cpu(), labels, self._neighbours(at, rows))) is not None:
             return reason
-        self._take(indices, logits)
-        return None
+        return self._take(indices, logits, at)
 
     def _neighbours(self, at: int, rows: int) -> list[Tensor]:
         """The labels of as many examples before and after, where there are as many."""
@@ -202,6 +209,16 @@ def watched_module(model: nn.Module) -> nn.Module:
     return model
 
 
-def _remove(handles: list[Any]) -> None:
+def cannot_watch(model: nn.Module, sampler: Any) -> str:
+    """Why a model cannot be watched at all; "" if it can."""
+    if isinstance(watched_module(model), ScriptModule):
+        return "a scripted model takes no hooks"
+    if distributed.world()[1] > 1 and not isinstance(sampler, DistributedSampler):
+        return "a framework splits the indices over processes, and only DistributedCoresetSampler knows which are whose"
+    return ""
+
+
+def remove(handles: list[Any]) -> None:
+    """Takes hooks off."""
     for handle in handles:
         handle.remove()

@@ -2,40 +2,27 @@
 
 import copy
 import gc
+import json
 import pickle
 from dataclasses import dataclass
-from typing import ClassVar
+from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import torch
-from scenarios import conv_net, digits
+from scenarios import conv_net
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
+from watched import N, ReadsScores
+from watched import digit_set as data
 
-from coreset_sampler import Coreset, CoresetSampler, IndexedDataset, WeightedDataset, strategies
+from coreset_sampler import Coreset, CoresetSampler, IndexedDataset, SphericalGaussian, WeightedDataset, strategies
+from coreset_sampler.selection.seeds import HEAD, mixed_seed
 from coreset_sampler.selection.weighted import plain
 
-N, BATCH = 320, 32
-
-
-@dataclass(frozen=True)
-class Reads:
-    """Keeps the examples that were seen least, and notes what it was given."""
-
-    observes: ClassVar[bool] = True
-
-    def select(self, view, size, state, generator):
-        noise = torch.rand(len(view.labels), generator=generator)
-        view.log(seen=float(view.scores.counts.sum()))
-        chosen = torch.argsort(view.scores.counts + noise)[:size].sort().values
-        return Coreset(chosen, torch.full((size,), len(view.labels) / size)), None
-
-
-def data(n=N):
-    x, y = digits().tensors
-    return TensorDataset(x[:n], y[:n])
+BATCH = 32
 
 
 def net():
@@ -46,7 +33,7 @@ def net():
 
 def sampler_of(model, **more):
     return CoresetSampler(
-        data(), model, **{"size": 160, "strategy": Reads(), "progress": False, "weighting": "none"} | more
+        data(), model, **{"size": 160, "strategy": ReadsScores(), "progress": False, "weighting": "none"} | more
     )
 
 
@@ -474,7 +461,7 @@ def backwards(count):
 @pytest.mark.parametrize("order", [by_one, backwards])
 def test_batches_in_another_order_are_found_by_their_loss(order):
     model = net()
-    sampler = sampler_of(model, size=N, strategy=Reads())
+    sampler = sampler_of(model, size=N, strategy=ReadsScores())
     with pytest.warns(UserWarning, match=r"fit.*predictions"):
         shifted_loop(sampler, model, 20, order)
     assert sampler._observing.off
@@ -624,3 +611,107 @@ def test_indices_and_weights_go_together(wrap):
     torch.testing.assert_close(weight, (index + 1) / 20.5)
     with pytest.raises(TypeError, match="would be dropped"):
         next(iter(DataLoader(IndexedDataset(plain(both)), 8, sampler=sampler)))
+
+
+@dataclass(frozen=True)
+class Around:
+    """Stands for `Trajectory(noise)`."""
+
+    noise: object
+
+
+@dataclass(frozen=True)
+class ReadsNoise(ReadsScores):
+    posterior: Around = Around(SphericalGaussian(0.3, "head"))
+    draws: int = 4
+
+
+def test_noise_in_the_head_is_averaged_as_whole_networks_would_be():
+    model = net()
+    sampler = sampler_of(model, strategy=ReadsNoise(draws=3))
+    model.train()
+    x, _, index = next(iter(DataLoader(IndexedDataset(data()), BATCH, sampler=sampler)))
+    logits = model(x).detach()
+    generator = torch.Generator().manual_seed(mixed_seed(0, 0, HEAD, 0))
+    draws = SphericalGaussian(0.3, "head").draw(SimpleNamespace(model=model), 3, generator)
+    with torch.no_grad():
+        p = torch.stack([torch.func.functional_call(model, draw, (x,)).softmax(1) for draw in draws]).mean(0)
+    torch.testing.assert_close(sampler.scores.probabilities(index), p, atol=1e-6, rtol=0)
+    assert (p - logits.softmax(1)).abs().max() > 0.05, "the noise is seen"
+    own = logits.softmax(1).gather(1, data().tensors[1][index][:, None])[:, 0]
+    torch.testing.assert_close(sampler.scores.label_probability[index], own, atol=1e-6, rtol=0)
+
+
+def test_noise_in_the_head_repeats_itself_and_leaves_no_hooks():
+    stores = []
+    for _ in range(2):
+        model = net()
+        stores.append(loop(sampler_of(model, strategy=ReadsNoise()), model, epochs=2).scores)
+        assert not any(module._forward_hooks for module in model.modules())
+    same(*stores)
+
+
+def test_noise_in_the_head_cannot_be_observed_from_logits_alone():
+    sampler = sampler_of(net(), strategy=ReadsNoise())
+    with pytest.raises(ValueError, match="noise=None"):
+        sampler.observe([1], torch.zeros(1, 10))
+
+
+def test_noise_in_a_head_whose_output_is_changed_is_a_mismatch():
+    model = nn.Sequential(net(), nn.Hardtanh())
+    sampler = sampler_of(model, strategy=ReadsNoise())
+    model.train()
+    with pytest.warns(UserWarning, match="not the output of its last layer"):
+        call(sampler, model)
+    assert not any(module._forward_hooks for module in model.modules())
+    sampler.select()
+    assert sampler.stats["forward_examples"] == 4 * N
+
+
+@pytest.fixture(scope="module")
+def trained():
+    pytest.importorskip("coreset_sampler.selection.suspects")
+    wrong = data().tensors[1].clone()
+    wrong[::16] = (wrong[::16] + 3) % 10
+    noisy = TensorDataset(data().tensors[0], wrong)
+    noisy.classes = [f"the {digit}" for digit in range(10)]
+    model = net()
+    sampler = CoresetSampler(noisy, model, fraction=1.0, strategy="uniform", weighting="none", progress=False)
+    loop(sampler, model, epochs=8, train_set=noisy)
+    return sampler
+
+
+def test_suspects_are_the_labels_that_were_changed(trained):
+    found = trained.suspects(10)
+    assert len(found) == 10
+    assert sum(suspect.index % 16 == 0 for suspect in found) >= 8
+    assert all(trained.read_labels()[s.index] == s.label for s in found)
+    with pytest.raises(ValueError, match="k must be a whole number"):
+        trained.suspects(0)
+
+
+def test_saved_scores_hold_what_an_audit_reads(trained, tmp_path):
+    path = tmp_path / "scores.safetensors"
+    path.write_text("old")
+    trained.save_scores(path)
+    tensors = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata == {
+        "format": "coreset_sampler.scores",
+        "version": "1",
+        "classes": "10",
+        "class_names": json.dumps([f"the {digit}" for digit in range(10)]),
+        "estimated_noise_rate": "",
+    }
+    torch.testing.assert_close(tensors["pred_probs"].sum(1), torch.ones(N))
+    assert torch.equal(tensors["labels"], trained.read_labels())
+    assert torch.equal(tensors["counts"], torch.full((N,), 8, dtype=torch.int32))
+    assert torch.equal(tensors["predicted"], tensors["pred_probs"].argmax(1))
+    assert {*tensors} == {
+        *("pred_probs", "labels", "counts", "label_probability", "margin", "predicted", "predicted_probability"),
+        "chance_right",
+    }
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    with pytest.raises(OSError, match="nowhere"):
+        trained.save_scores(tmp_path / "nowhere" / "scores.safetensors")
