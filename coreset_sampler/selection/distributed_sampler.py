@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.data import Dataset, DistributedSampler
 
@@ -49,6 +50,8 @@ class DistributedCoresetSampler(CoresetSampler, DistributedSampler[Any]):
         selection_dataset: Dataset[Any] | None = None,
         labels: Any = None,
         forward_fn: Forward | None = None,
+        lengths: Any = None,
+        scoring_dtype: torch.dtype | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         scoring_batch_size: int = 128,
         num_workers: int = 0,
@@ -69,14 +72,15 @@ class DistributedCoresetSampler(CoresetSampler, DistributedSampler[Any]):
             selection_dataset=selection_dataset,
             labels=labels,
             forward_fn=forward_fn,
+            lengths=lengths,
+            scoring_dtype=scoring_dtype,
             collate_fn=collate_fn,
             scoring_batch_size=scoring_batch_size,
             num_workers=num_workers,
             progress=progress,
             watch=watch,
         )
-        self.drop_last, self.shuffle = drop_last, True
-        self._given_rank, self._given_replicas = rank, num_replicas
+        self.drop_last, self.shuffle, self._given_rank, self._given_replicas = drop_last, True, rank, num_replicas
         self._check_share()
 
     @property

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .labels import LABEL_KEYS, label_of
@@ -35,6 +37,19 @@ def default_forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
             )
         output = model(batch[0])
     return logits_of(output), labels
+
+
+def check_scoring_dtype(dtype: Any) -> torch.dtype | None:
+    """The precision of scoring passes, if autocast has such a one."""
+    if dtype is None or dtype in (torch.bfloat16, torch.float16):
+        return dtype  # type: ignore[no-any-return]
+    rule = "scoring_dtype must be torch.bfloat16 or torch.float16, as in torch.autocast, or None for that of the model"
+    raise ValueError(f"{rule}, got {dtype!r}")
+
+
+def precision(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast to that precision. Nothing is cached: the same parameter has another value in the next draw."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=False)
 
 
 def logits_of(output: Any) -> Tensor:

@@ -12,10 +12,12 @@ from torch.utils.data import Dataset
 from .. import distributed
 from . import strategies
 from .arguments import check_model, check_selection_dataset, check_weighting, length_of, size_of, whole_number
+from .batch import check_lengths
 from .budget import Budget
 from .caller import check_caller, find_caller, loaded_frameworks
 from .coreset import Coreset
 from .epoch import Epoch, Pass
+from .forward import check_scoring_dtype
 from .history import History
 from .labels import check_labels
 from .observing import Observing
@@ -55,6 +57,10 @@ class CoresetSampler(WatchingSampler):
         selection_dataset: the same examples for scoring, for instance without augmentation. By default `dataset`.
         labels: every example's class, `(n,)`. By default read from the data set at the first selection.
         forward_fn: `(model, batch) -> (logits, labels)`, for batches that are neither `(x, y)` nor a dict.
+        lengths: every example's length, `(n,)`, such as its number of tokens: a scoring pass then batches candidates of
+            about equal length, and a `collate_fn` that pads to the longest of a batch pads less.
+        scoring_dtype: `torch.bfloat16` or `torch.float16` runs scoring passes under autocast, as training in mixed
+            precision does. By default as the model is.
         collate_fn: makes the batches of a scoring pass. By default torch's.
         scoring_batch_size, num_workers: of the loader of a scoring pass.
         progress: shows a progress bar when a scoring pass takes more than two seconds.
@@ -76,6 +82,8 @@ class CoresetSampler(WatchingSampler):
         weighting: Weighting = "resample",
         selection_dataset: Dataset[Any] | None = None,
         labels: Any = None,
+        lengths: Any = None,
+        scoring_dtype: torch.dtype | None = None,
         forward_fn: Forward | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         scoring_batch_size: int = 128,
@@ -91,6 +99,7 @@ class CoresetSampler(WatchingSampler):
         self.reselect_every = whole_number("reselect_every", reselect_every, 1)
         self.weighting = check_weighting(weighting, dataset)
         self.selection_dataset = check_selection_dataset(selection_dataset, dataset)
+        self.lengths, self.scoring_dtype = check_lengths(lengths, self.n), check_scoring_dtype(scoring_dtype)
         self.forward_fn, self.collate_fn = forward_fn, collate_fn
         self.scoring_batch_size = whole_number("scoring_batch_size", scoring_batch_size, 1)
         self.num_workers = whole_number("num_workers", num_workers, 0)

@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from .. import distributed
 from ..layers import check_ready, innermost, is_sharded, matrix_layers, unwrapped
-from .batch import copied, moved, regrouped
-from .forward import default_forward, logits_of
+from .batch import copied, in_order, moved, regrouped
+from .forward import default_forward, logits_of, precision
 from .labels import WORKER_TIMEOUT, not_one_class
 from .model_state import COPIED_WHOLE, ModelState, WriteGuard
 from .reentrant import ReentrantError, noticing_checkpoints
@@ -41,6 +41,8 @@ class ScoringView:
         labels: Tensor,
         *,
         forward_fn: Forward | None,
+        lengths: Tensor | None = None,
+        dtype: torch.dtype | None = None,
         collate_fn: Any,
         batch_size: int,
         num_workers: int,
@@ -60,7 +62,7 @@ class ScoringView:
             progress,
             seed,
         )
-        self._forward = forward_fn or default_forward
+        self._forward, self._lengths, self._dtype = forward_fn or default_forward, lengths, dtype
         self._own = {
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers(remove_duplicate=False)),
@@ -82,14 +84,21 @@ class ScoringView:
         for name in names - self._own.keys():
             raise ValueError(f"a draw of the posterior names {name!r}, which {type(self.model).__name__} does not have")
         self.log(perturbed_parameters=sum(self._own[name].numel() for name in names))
-        yield from regrouped((self._gradients(batch, at, draws) for batch, at in self._batches(groups)), groups)
+
+        def run(asked: list[Tensor]) -> Iterator[Tensor]:
+            return (self._gradients(batch, at, draws) for batch, at in self._batches(asked))
+
+        yield from regrouped(in_order(run, groups, self._lengths), groups)
 
     def embeddings(self, groups: Iterable[Tensor]) -> Iterator[Tensor]:
         """See `View.embeddings`."""
         groups = list(groups)
         self._width = 0
-        vectors = (self._embeddings(batch, at)[None] for batch, at in self._batches(groups))
-        yield from regrouped(vectors, groups, squeeze=True)
+
+        def run(asked: list[Tensor]) -> Iterator[Tensor]:
+            return (self._embeddings(batch, at)[None] for batch, at in self._batches(asked))
+
+        yield from regrouped(in_order(run, groups, self._lengths), groups, squeeze=True)
 
     def fisher(self, names: Sequence[str], examples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """See `View.fisher`.
@@ -105,7 +114,7 @@ class ScoringView:
         for batch, at in self._batches([chosen]):
             with torch.enable_grad():
                 with noticing_checkpoints() as hidden:
-                    logits, _ = self._run(batch, values)
+                    logits, _ = self._run(batch, values, whole=True)  # gradients of float16 would vanish
                 log_p = self._checked(logits, at).log_softmax(1)
                 for repeat in range(repeats):
                     y = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
@@ -154,7 +163,7 @@ class ScoringView:
         for batch, at in zip(shown, order.split(self._batch_size), strict=True):
             yield moved(batch, self._device), at
 
-    def _run(self, batch: Any, draw: Draw) -> tuple[Tensor, Tensor]:
+    def _run(self, batch: Any, draw: Draw, whole: bool = False) -> tuple[Tensor, Tensor]:
         first = self._state is None
         state = self._state = self._state or ModelState(self.model)
         values = {key: value.clone() for key, value in self._buffers.items()}  # a forward may write into them
@@ -163,7 +172,7 @@ class ScoringView:
         values.update({key: values.get(key, state.tensors[key]).clone() for key in self._written})
         guard = WriteGuard([*state.tensors.items(), *drawn.items()]) if first or self._large else None
         try:
-            with state.holding(values), guard or nullcontext():
+            with state.holding(values), guard or nullcontext(), precision(None if whole else self._dtype, self._device):
                 return self._forward(self.model, batch)
         finally:
             if guard is not None:

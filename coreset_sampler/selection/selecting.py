@@ -55,6 +55,8 @@ def _choose(sampler: CoresetSampler, labels: Tensor, epoch: int, state: Any) -> 
             sampler.model,
             labels,
             forward_fn=sampler.forward_fn,
+            lengths=sampler.lengths,
+            dtype=sampler.scoring_dtype,
             collate_fn=sampler.collate_fn,
             batch_size=sampler.scoring_batch_size,
             num_workers=sampler.num_workers,
