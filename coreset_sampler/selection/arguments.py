@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from ..layers import innermost, unwrapped
@@ -82,3 +83,25 @@ def check_selection_dataset(selection_dataset: Dataset[Any] | None, dataset: Dat
             f"selection_dataset must have the same {length_of(dataset)} examples, got {length_of(selection_dataset)}"
         )
     return selection_dataset
+
+
+def check_observed(indices: Any, logits: Any, n: int, labels: Tensor, classes: int | None) -> tuple[Tensor, Tensor]:
+    """Indices on the CPU and logits that belong together, or an error that says what does not fit."""
+    at = torch.as_tensor(indices)
+    if at.ndim != 1 or at.is_floating_point() or at.dtype == torch.bool:
+        raise ValueError(f"indices must be whole numbers (b,), got shape {tuple(at.shape)} of {at.dtype}")
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
+        got = f"shape {tuple(logits.shape)} of {logits.dtype}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"logits must be a tensor (b, classes) of floats, got {got}; of a model's output pass .logits")
+    if len(at) != len(logits):
+        raise ValueError(f"indices and logits must have as many rows, got {len(at)} and {len(logits)}")
+    at = at.to("cpu", torch.int64)
+    if len(at) and not 0 <= int(at.min()) <= int(at.max()) < n:
+        raise ValueError(
+            f"indices must be in [0, {n}), got {int(at.min())} to {int(at.max())}: they count the data set"
+        )
+    needed = max(2, int(labels.max()) + 1)
+    if logits.shape[1] != classes if classes is not None else logits.shape[1] < needed:
+        what = f"{classes} as before" if classes is not None else f"at least {needed}, the labels' classes"
+        raise ValueError(f"logits must have one column per class, {what}, got {logits.shape[1]}")
+    return at, logits

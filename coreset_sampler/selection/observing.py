@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,10 +11,12 @@ from torch.jit import ScriptModule
 from torch.utils.data import DistributedSampler
 
 from .. import distributed
+from .arguments import check_observed
 from .scores import ScoreStore
 from .watching import Evidence, Watch, watched_module
 
 if TYPE_CHECKING:
+    from .caller import Caller
     from .sampler import CoresetSampler
     from .scoring import ScoringView
 
@@ -51,6 +53,8 @@ class Observing:
         self._sampler, self.watch = sampler, watch
         self.store: ScoreStore | None = None
         self.explicit = False  # whether the loop calls observe itself
+        self.told = 0  # how often it did
+        self.mixes: Callable[[], bool] = bool  # whether a framework's loader mixes examples in the coming pass
         self.off = ""  # why the model cannot be watched
         self._watch: Watch | None = None
         self._evidence: Evidence | None = None
@@ -77,30 +81,32 @@ class Observing:
     @property
     def automatic(self) -> bool:
         """Whether the model is watched."""
-        return self.wanted and not self.explicit and not self.off
+        return self.wanted and not self.explicit and not self.off and not self.mixes()
 
-    def begin_pass(self, order: list[int], start: int, ahead: float) -> None:
+    def begin_pass(self, order: list[int], start: int, caller: Caller) -> None:
         """Watches the model from now on.
 
         Args:
-            order: the indices of this process in this pass.
+            order: the indices that the sampler gives out in this pass.
             start: where it begins.
-            ahead: the share of the pass that is read before the loop needs it.
+            caller: knows what the loader, and a framework, make of them.
         """
         self._given_out += self._sampler.size
-        if self.automatic and (reason := self._cannot()) is not None:
+        share = caller.share(self._sampler, order, start) if self.automatic else None
+        if self.automatic and (reason := self._cannot(share)) is not None:
             self._switch_off(reason)
         if not self.automatic:
             return
-        labels, epoch = self._sampler.read_labels(), self._sampler._epoch
+        labels, epoch, given = self._sampler.read_labels(), self._sampler._epoch, len(order)
         self._evidence = self._evidence or Evidence(labels)
-        self._mixed_in, self._ahead = False, ahead
+        self._mixed_in, self._ahead = False, caller.ahead
+        own, start = (order, start or self._seen_before()) if not isinstance(share, list) else (share, 0)
         self._watch = Watch(
             watched_module(self._sampler.model),
             labels,
-            torch.tensor(order, dtype=torch.int64),
-            start or self._seen_before(),
-            yielded=lambda: epoch.yielded,
+            torch.tensor(own, dtype=torch.int64),
+            start,
+            yielded=lambda: epoch.yielded if epoch.yielded < given else len(own),  # a share may repeat some at its end
             evidence=self._evidence,
             take=self._take,
             mismatch=self._switch_off,
@@ -112,10 +118,12 @@ class Observing:
         epoch, rows = self._resume
         return rows if epoch == self._sampler.epoch else 0
 
-    def _cannot(self) -> str | None:
+    def _cannot(self, share: list[int] | str | None) -> str | None:
+        if isinstance(share, str):
+            return share
         if isinstance(watched_module(self._sampler.model), ScriptModule):
             return "a scripted model takes no hooks"
-        if distributed.world()[1] > 1 and not isinstance(self._sampler, DistributedSampler):
+        if share is None and distributed.world()[1] > 1 and not isinstance(self._sampler, DistributedSampler):
             return "a framework splits the indices over processes, and only DistributedCoresetSampler knows which are whose"
         return None
 
@@ -173,14 +181,25 @@ class Observing:
             self._watch.off()
         self._watch, self._pending, self._bytes, self._mixed_in = None, [], 0, False
 
+    def rely_on_observe(self) -> None:
+        """An adapter knows which rows are which, and calls `observe`."""
+        self._stop()
+        self.explicit = True
+
+    def give_up(self, reason: str) -> None:
+        """The adapter does not know any more."""
+        self.explicit = False
+        self._switch_off(reason)
+
     def observe(self, indices: Any, logits: Any) -> None:
         """See `CoresetSampler.observe`."""
-        at, rows = check_observed(indices, logits, self._sampler.n, self._sampler.read_labels(), self.store)
+        classes = None if self.store is None else self.store.classes
+        at, rows = check_observed(indices, logits, self._sampler.n, self._sampler.read_labels(), classes)
         if distributed.world()[1] > 1 and not (self.wanted or self.strategy_reads):
             raise ValueError("observe in several processes needs watch=True in each, so that they put scores together")
         if not self.explicit:
-            self._stop()
-            self.explicit = True
+            self.rely_on_observe()
+        self.told += 1
         self._take(at, rows.detach().to("cpu", torch.float32, copy=True))
         self._settle()
 
@@ -206,7 +225,7 @@ class Observing:
         self.explicit = any(explicit for _, explicit, _ in parts)
         for _, _, batches in parts:
             self._add([] if off and not self.explicit else batches)
-        self._pending, self._bytes = [], 0
+        self._pending, self._bytes, self._mixed_in = [], 0, self._watch is not None
         return None
 
     def fill(self, view: ScoringView) -> ScoreStore | None:
@@ -270,27 +289,3 @@ class Observing:
         self.store, self.off, self.explicit = store, state["off"], state["explicit"]
         self._given_out, self._resume = state["given_out"], (state["epoch"], 0 if position else state["matched"])
         self._evidence, self._empty_passes = None, 0
-
-
-def check_observed(
-    indices: Any, logits: Any, n: int, labels: Tensor, store: ScoreStore | None
-) -> tuple[Tensor, Tensor]:
-    """Indices on the CPU and logits that belong together, or an error that says what does not fit."""
-    at = torch.as_tensor(indices)
-    if at.ndim != 1 or at.is_floating_point() or at.dtype == torch.bool:
-        raise ValueError(f"indices must be whole numbers (b,), got shape {tuple(at.shape)} of {at.dtype}")
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
-        got = f"shape {tuple(logits.shape)} of {logits.dtype}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"logits must be a tensor (b, classes) of floats, got {got}; of a model's output pass .logits")
-    if len(at) != len(logits):
-        raise ValueError(f"indices and logits must have as many rows, got {len(at)} and {len(logits)}")
-    at = at.to("cpu", torch.int64)
-    if len(at) and not 0 <= int(at.min()) <= int(at.max()) < n:
-        raise ValueError(
-            f"indices must be in [0, {n}), got {int(at.min())} to {int(at.max())}: they count the data set"
-        )
-    needed = int(labels.max()) + 1 if store is None else store.classes
-    if logits.shape[1] < max(2, needed) or (store is not None and logits.shape[1] != needed):
-        what = f"{needed} as before" if store is not None else f"at least {max(2, needed)}, the labels' classes"
-        raise ValueError(f"logits must have one column per class, {what}, got {logits.shape[1]}")
-    return at, logits
