@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from typing import Any
 
-from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
+from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
+from torch.utils.data import BatchSampler
 
 from ..distributed import world
 from ..selection.caller import Caller, Framework
@@ -50,6 +53,21 @@ def start_of_pass(sampler: CoresetSampler, epoch: Epoch, caller: Caller) -> int:
     return 0
 
 
+def share(sampler: CoresetSampler, order: list[int], start: int, caller: Caller) -> list[int] | str | None:
+    """What accelerate's samplers make of the order in this process: they are run once more, over the order itself."""
+    loader = _iterated_loader(caller)
+    if loader is None:
+        return None
+    if world()[1] > 1 and isinstance(loader, DataLoaderDispatcher):
+        return "with dispatch_batches=True accelerate cuts batches up on process 0, which alone reads the sampler"
+    read = loader.sampler if isinstance(loader.sampler, BatchSampler) else loader.batch_sampler
+    batches = _over(read, order)
+    if batches is None:
+        return f"accelerate reads its indices through a {type(read).__name__}, whose batches are not known"
+    done = 0 if start else getattr(caller.loader, "_sampler_iter_yielded", 0)  # a stateful loader that was resumed
+    return [index for batch in list(batches)[done:] for index in batch][start:]
+
+
 def epoch_was_set(sampler: CoresetSampler, caller: Caller) -> None:
     """With `dispatch_batches` only process 0 reads the sampler: all select when accelerate tells them the epoch."""
     if world()[1] > 1 and isinstance(_iterated_loader(caller), DataLoaderDispatcher):
@@ -79,6 +97,22 @@ def _iterated_loader(caller: Caller) -> Any:
     return None
 
 
+def _over(batches: Any, order: list[int]) -> Any:
+    """The same batch sampler over these indices, or None if it is of a kind that is not known."""
+    if isinstance(batches, (SkipBatchSampler, BatchSamplerShard)):
+        inner = _over(batches.batch_sampler, order)
+        again = None if inner is None else copy.copy(batches)
+        if again is not None:
+            again.batch_sampler = inner
+        return again
+    known = type(batches).__iter__ in (BatchSampler.__iter__, getattr(_torchdata_batches(), "__iter__", None))
+    return BatchSampler(order, batches.batch_size, batches.drop_last) if known else None
+
+
+def _torchdata_batches() -> Any:
+    return getattr(sys.modules.get("torchdata.stateful_dataloader.sampler"), "BatchSampler", None)
+
+
 def _skips(loader: Any) -> bool:
     """Whether it was made by `skip_first_batches`."""
     return isinstance(loader.batch_sampler, SkipBatchSampler) or isinstance(loader.sampler, SkipBatchSampler)
@@ -94,6 +128,11 @@ def _is_over(loader: Any, epoch: int) -> bool:
 
 
 FRAMEWORK = Framework(
-    reads=reads, shards=shards, start_of_pass=start_of_pass, epoch_was_set=epoch_was_set, check_load=check_load
+    reads=reads,
+    shards=shards,
+    start_of_pass=start_of_pass,
+    share=share,
+    epoch_was_set=epoch_was_set,
+    check_load=check_load,
 )
 """accelerate splits what a sampler yields, reads ahead, counts epochs and skips batches itself."""

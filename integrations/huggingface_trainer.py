@@ -14,11 +14,15 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..selection.batch_watch import BatchWatch
 from ..selection.forward import logits_of
 from ..selection.sampler import CoresetSampler
+from ..selection.watching import watched_module
 from ..selection.weighted import WeightedDataset
+from .huggingface_indices import INDEX, CarriedIndices, with_indices
 
 STATE_FILE = "coreset_sampler.pt"
+_WAY_OUT = "Let compute_loss call the model that it is given, whose output has logits."
 _SETTINGS = [name for name in inspect.signature(CoresetSampler).parameters if name not in ("dataset", "model")]
 
 
@@ -41,6 +45,8 @@ class CoresetTrainerMixin(_Trainer):
     coreset_sampler: CoresetSampler | None = None
     _batch_weight: Tensor | None = None
     _weighed = False  # whether the weights of the batch were used
+    _batch_watch: BatchWatch | None = None  # of a run whose batches carry their indices
+    _carries = False  # while a loader is made whose batches shall
 
     def __init__(self, *args: Any, coreset: Mapping[str, Any], **settings: Any) -> None:
         self.coreset = _checked(coreset)
@@ -63,9 +69,20 @@ class CoresetTrainerMixin(_Trainer):
             self.train_dataset = WeightedDataset(self.train_dataset)
 
     def get_train_dataloader(self) -> Any:
-        """The trainer's own loader around the coreset."""
+        """The trainer's own loader around the coreset. Where the model is watched, batches carry their indices."""
         _check_possible(self)  # an IterableDataset never asks for a sampler
-        return super().get_train_dataloader()
+        if not self._get_train_sampler()._observing.wanted:
+            return super().get_train_dataloader()
+        plain, self._carries = self.train_dataset, True
+        try:
+            self.train_dataset = with_indices(self, plain)
+            return super().get_train_dataloader()
+        finally:
+            self.train_dataset, self._carries = plain, False
+
+    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
+        collator = super()._get_collator_with_removed_columns(data_collator, description=description)
+        return CarriedIndices(collator) if self._carries and description != "selection" else collator
 
     def _get_train_sampler(self, train_dataset: Any = None) -> CoresetSampler:
         _check_possible(self)
@@ -95,7 +112,29 @@ class CoresetTrainerMixin(_Trainer):
         return len(sampler) if own and sampler is not None else super().num_examples(dataloader)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **settings: Any) -> Tensor:
-        """The trainer's step; with `weighting="loss"` it is an error if the weights had no part in the loss."""
+        """The trainer's step, watched; with `weighting="loss"` an error if the weights had no part in the loss."""
+        index = inputs.pop(INDEX, None)
+        watch = self._batch_watch if index is not None else self._watch_by_counting()
+        if watch is not None:
+            called = model if isinstance(model, nn.DataParallel) else watched_module(model)
+            watch.begin(called, index, inputs.get("labels"))
+        try:
+            loss = self._weighted_step(model, inputs, *args, **settings)
+        except BaseException:
+            if watch is not None:
+                watch.drop()
+            raise
+        if watch is not None:
+            watch.end()
+        return loss
+
+    def _watch_by_counting(self) -> None:
+        """For examples that are no dicts, or become no dict."""
+        if self._batch_watch is not None:
+            self._batch_watch.leave()
+        self._batch_watch = None
+
+    def _weighted_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **settings: Any) -> Tensor:
         if self.coreset.get("weighting") != "loss":
             return super().training_step(model, inputs, *args, **settings)
         inputs = dict(inputs)
@@ -166,10 +205,12 @@ class _AtEpochs(TrainerCallback):
         self.trainer = trainer
         self.next_epoch = 0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         """Takes the sampler of the loader that this run uses, and the epoch that the trainer begins or resumes with."""
-        self.trainer.coreset_sampler = self.trainer._latest_sampler
-        self.next_epoch = int(state.epoch or 0)
+        trainer = self.trainer
+        trainer.coreset_sampler, self.next_epoch = trainer._latest_sampler, int(state.epoch or 0)
+        carried = isinstance(getattr(train_dataloader, "collate_fn", None), CarriedIndices)
+        trainer._batch_watch = BatchWatch(trainer.coreset_sampler, _WAY_OUT) if carried else None
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """All processes select here: with `dispatch_batches` only the first of them would come to read the sampler."""
@@ -178,8 +219,14 @@ class _AtEpochs(TrainerCallback):
         sampler.select_if_due()
         self.next_epoch += 1
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Notices a model that was not in any batch."""
+        if self.trainer._batch_watch is not None:
+            self.trainer._batch_watch.end_of_pass()
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Without the position: on resume the trainer skips the batches of the epoch that it has done."""
+        self.trainer.coreset_sampler._observing.gather()  # every process is here, and the state holds what all have seen
         if args.should_save:
             run = self.trainer._get_output_dir(trial=getattr(self.trainer, "_trial", None))
             folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"

@@ -5,15 +5,24 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DistributedSampler
 
+from ..selection.batch_watch import BatchWatch
 from ..selection.distributed_sampler import DistributedCoresetSampler
 from ..selection.forward import default_forward
+from ..selection.labels import label_of
 from ..selection.sampler import CoresetSampler
 from ..selection.types import Forward
+from ..selection.watching import watched_module
 
 __all__ = ["CoresetCallback"]
+
+_WAY_OUT = (
+    "Give the sampler the module that training_step calls: where that is self.net(x), CoresetSampler(train_set, module.net)."
+)
 
 
 class CoresetCallback(Callback):
@@ -25,6 +34,8 @@ class CoresetCallback(Callback):
     Lightning shares out what a `CoresetSampler` yields and leaves a `DistributedCoresetSampler` alone:
     with several processes take the latter, which resumes exactly from the middle of an epoch too.
 
+    Where the sampler watches the model, the callback tells it which examples each batch of `training_step` holds.
+
     Example:
         >>> trainer = L.Trainer(callbacks=[CoresetCallback(sampler)])
     """
@@ -35,6 +46,8 @@ class CoresetCallback(Callback):
         self.sampler = sampler
         self._trainer: Any = None
         self._own_forward = sampler.forward_fn
+        self._watch: BatchWatch | None = None
+        self._shown: Tensor | None = None  # the indices that this process shows in the epoch
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Notes the trainer, whose progress goes into the state and whose precision selection runs in."""
@@ -44,11 +57,16 @@ class CoresetCallback(Callback):
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Gives the sampler its own `forward_fn` back."""
-        self.sampler.forward_fn = self._own_forward
+        self._let_go()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The same where training ends with an error."""
+        self._let_go()
+
+    def _let_go(self) -> None:
         self.sampler.forward_fn = self._own_forward
+        if self._watch is not None:
+            self._watch.drop()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuses loaders that the sampler is not part of, and those that begin it several times an epoch."""
@@ -59,6 +77,7 @@ class CoresetCallback(Callback):
                 "another loader: it would be begun again within the epoch, each time with a selection, and could not be "
                 'resumed. Pass CombinedLoader(loaders, "min_size"), or a size= that makes the coreset\'s loader the longest.'
             )
+        self._watch = BatchWatch(self.sampler, _WAY_OUT) if _has_known_batches(loader) else None
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Selects if it is due and logs what selection has cost."""
@@ -67,6 +86,37 @@ class CoresetCallback(Callback):
         self.sampler.select_if_due()
         figures = {f"coreset/{name}": float(value) for name, value in self.sampler.stats.items()}
         pl_module.log_dict(figures, on_step=False, on_epoch=True, rank_zero_only=True)
+        self._shown = None
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Says which examples the batch holds, where the sampler watches the model."""
+        if self._watch is None or batch is None or not self._watch.wanted:
+            return
+        size = _batch_size(self._loader())
+        indices = self._order_of_epoch()[batch_idx * size : (batch_idx + 1) * size]
+        labels = _labels_in(batch) if self._own_forward is None else None  # else only forward_fn knows where they are
+        self._watch.begin(watched_module(self.sampler.model), indices, labels)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Takes what the model said of the batch."""
+        if self._watch is not None:
+            self._watch.end()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Notices a model that no training step has called."""
+        if self._watch is not None:
+            self._watch.drop()
+            self._watch.end_of_pass()
+
+    def _order_of_epoch(self) -> Tensor:
+        """What this process shows, in order: the sampler's own order, or the part of it that Lightning makes its share."""
+        if self._shown is None:
+            order = torch.tensor(self.sampler._order()[0])
+            split = [found for found in _samplers(self._loader()) if isinstance(found, DistributedSampler)]
+            if split and split[0] is not self.sampler:
+                order = order[list(DistributedSampler.__iter__(split[0]))]
+            self._shown = order
+        return self._shown
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state, at the batch that the loop has come to: workers are ahead of it.
@@ -74,6 +124,7 @@ class CoresetCallback(Callback):
         After the last batch of an epoch, also of one cut short by `limit_train_batches`, the next epoch's beginning.
         """
         trainer = self._trainer
+        self.sampler._observing.gather()  # every process is here, and the state holds what all have seen
         if trainer.fit_loop._combined_loader is None:
             return self.sampler.state_dict(position=0)
         done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
@@ -94,8 +145,7 @@ class CoresetCallback(Callback):
     def _loader(self) -> Any:
         """The one that draws from this sampler."""
         for loader in self._trainer.fit_loop._combined_loader.flattened:
-            batches = getattr(loader, "batch_sampler", None)
-            samplers = [getattr(loader, "sampler", None), getattr(batches, "sampler", None)]
+            samplers = _samplers(loader)
             samplers += [getattr(getattr(found, "dataset", None), "_sampler", None) for found in samplers]
             if any(found is self.sampler for found in samplers):
                 return loader
@@ -109,6 +159,23 @@ class CoresetCallback(Callback):
             "no training loader draws from the sampler that CoresetCallback was given, so training would not be on its "
             "coreset. Pass the same object: DataLoader(train_set, batch_size=..., sampler=sampler)."
         )
+
+
+def _samplers(loader: Any) -> list[Any]:
+    return [getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)]
+
+
+def _has_known_batches(loader: Any) -> bool:
+    """Whether batch after batch is as many of the sampler's indices."""
+    return type(loader.batch_sampler).__iter__ is BatchSampler.__iter__
+
+
+def _labels_in(batch: Any) -> Any:
+    """The labels of a batch `(x, y)` or a dict, None in others."""
+    try:
+        return label_of(batch)
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
 
 
 def _batch_size(loader: Any) -> int:

@@ -27,6 +27,7 @@ def with_sampler(loader: Any, sampler: CoresetSampler) -> Any:
 
     Mixup, workers, the prefetcher and its random erasing stay as they are. With the prefetcher images leave the data set as
     bytes and are normalised on the device: selection then does the same, unless the sampler has a `forward_fn` of its own.
+    While mixup is on, a sampler that watches the model does not, and scores by passes of its own.
     Under several processes pass a `DistributedCoresetSampler`. Call `loader.sampler.set_epoch(epoch)` or do not: epochs
     count themselves.
 
@@ -38,6 +39,7 @@ def with_sampler(loader: Any, sampler: CoresetSampler) -> Any:
     plain = loader if prefetcher is None else prefetcher.loader
     _check_loader(plain, sampler, timm_loader, prefetcher is not None)
     rebuilt = _around(plain, sampler)
+    _watch_unless_mixed(sampler, rebuilt.collate_fn)
     if prefetcher is None:
         return rebuilt
     if sampler.forward_fn is None:
@@ -53,6 +55,21 @@ def _around(loader: DataLoader[Any], sampler: CoresetSampler) -> DataLoader[Any]
     settings = {name: getattr(loader, name) for name in (*names, *more) if hasattr(loader, name)}
     dataset: Any = sampler.dataset if isinstance(sampler.dataset, WeightedDataset) else loader.dataset
     return DataLoader(dataset, sampler=sampler, **settings)
+
+
+def _watch_unless_mixed(sampler: CoresetSampler, collate: Any) -> None:
+    observing = sampler._observing
+    observing.mixes = partial(_mixes, collate)
+    if observing.mixes() and (observing.strategy_reads or observing.watch):
+        instead = " and scoring passes take over" if observing.strategy_reads else ""
+        sampler._warn_once(
+            "mixup is on, and what the model says of mixed images belongs to no single example: passes that begin while "
+            f"loader.mixup_enabled are not watched{instead}."
+        )
+
+
+def _mixes(collate: Any) -> bool:
+    return bool(getattr(collate, "mixup_enabled", False))
 
 
 def _forward_of_bytes(mean: Tensor, std: Tensor, dtype: Any, model: nn.Module, batch: Any) -> tuple[Any, Any]:

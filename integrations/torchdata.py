@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch.utils.data import Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from ..selection.caller import Caller, Framework
 from ..selection.epoch import Epoch
@@ -33,4 +34,15 @@ def start_of_pass(sampler: CoresetSampler, epoch: Epoch, caller: Caller) -> int:
     return int(epoch.start)
 
 
-FRAMEWORK = Framework(reads=reads, start_of_pass=start_of_pass)
+def share(sampler: CoresetSampler, order: list[int], start: int, caller: Caller) -> list[int] | str | None:
+    """With `snapshot_every_n_steps` a resumed loader with workers reads some batches again and throws them away."""
+    loaders = (frame.owner for frame in caller.frames if isinstance(frame.owner, StatefulDataLoader))
+    loader = next(loaders, None)
+    steps = ((loader and loader.next_iter_state) or {}).get("_steps_since_snapshot", 0)
+    if not steps or loader is None:
+        return None
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", 1)
+    return order[start + steps * size :]
+
+
+FRAMEWORK = Framework(reads=reads, start_of_pass=start_of_pass, share=share)

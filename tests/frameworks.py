@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from coreset_sampler import CoresetSampler, strategies
+from coreset_sampler.selection.scores import ScoreStore
 
 TESTS = Path(__file__).parent
 SCRIPTS = TESTS / "integrations"
@@ -66,6 +67,32 @@ def epochs_of(indices: list[int], epochs: int) -> list[list[int]]:
     """A row of indices cut into equal epochs."""
     length = len(indices) // epochs
     return [indices[i * length : (i + 1) * length] for i in range(epochs)]
+
+
+Visit = tuple[list[int], torch.Tensor, int]
+"""What a test saw itself: the indices of a batch, the logits that the model gave for it, and the epoch."""
+
+
+def scores_of(visits: list[Visit], labels: torch.Tensor = Noted.targets) -> ScoreStore:
+    """The scores of these visits, as explicit observing makes them."""
+    store = ScoreStore(labels, visits[0][1].shape[1])
+    for indices, logits, epoch in visits:
+        store.observe(torch.as_tensor(indices), logits.detach().float(), epoch)
+    return store
+
+
+def assert_same_scores(found: ScoreStore, expected: ScoreStore, atol: float = 0.0) -> None:
+    """Equal to the bit, or nearly where processes add their shares up in another order."""
+    assert int(expected.counts.sum()) > 0
+    assert torch.equal(found.counts, expected.counts)
+    assert torch.equal(found.last_seen, expected.last_seen)
+    everything = torch.arange(found.n)
+    for one, other in (
+        (found.label_probability, expected.label_probability),
+        (found.margin, expected.margin),
+        (found.gradients(everything), expected.gradients(everything)),
+    ):
+        torch.testing.assert_close(one, other, atol=atol, rtol=0, equal_nan=True)
 
 
 def launch(script: Path, *arguments: str) -> str:

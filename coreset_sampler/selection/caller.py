@@ -72,6 +72,16 @@ class Caller:
                 return framework.start_of_pass(sampler, epoch, self)
         return epoch.start
 
+    def share(self, sampler: CoresetSampler, order: list[int], start: int) -> list[int] | str | None:
+        """Of a pass that begins at `start` the indices that this process trains on, or in words why they are not known.
+
+        None where no framework changes anything.
+        """
+        for framework in loaded_frameworks():
+            if framework.reads(self):
+                return framework.share(sampler, order, start, self)
+        return None
+
 
 @dataclass(frozen=True)
 class Framework:
@@ -81,6 +91,7 @@ class Framework:
         reads: whether this framework begins the pass; the first in `ADAPTERS` that says so is asked for its start.
         shards: whether it splits what the sampler yields over processes.
         start_of_pass: where the pass starts; it may set the epoch and `epoch.loop_is_over`, or raise.
+        share: of the order of a pass, and where that starts, what this process trains on, see `Caller.share`.
         epoch_was_set: called by `set_epoch`.
         check_load: raises if a state with this position cannot be resumed from.
     """
@@ -88,6 +99,9 @@ class Framework:
     reads: Callable[[Caller], bool]
     shards: Callable[[Caller], bool] = lambda caller: False
     start_of_pass: Callable[[CoresetSampler, Epoch, Caller], int] = lambda sampler, epoch, caller: epoch.start
+    share: Callable[[CoresetSampler, list[int], int, Caller], list[int] | str | None] = (
+        lambda sampler, order, start, caller: None
+    )
     epoch_was_set: Callable[[CoresetSampler, Caller], None] = lambda sampler, caller: None
     check_load: Callable[[CoresetSampler, int, Caller], None] = lambda sampler, position, caller: None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from .seeds import HEAD, mixed_seed
 from .watching import Evidence, Watch, cannot_watch, watched_module
 
 if TYPE_CHECKING:
+    from .caller import Caller
     from .sampler import CoresetSampler
     from .scoring import ScoringView
 
@@ -54,6 +55,8 @@ class Observing:
         self._sampler, self.watch, self._noise = sampler, watch, noise_of(sampler.strategy)
         self.store: ScoreStore | None = None
         self.explicit = False  # whether the loop calls observe itself
+        self.told = 0  # how often it did
+        self.mixes: Callable[[], bool] = bool  # whether a framework's loader mixes examples in the coming pass
         self.off = ""  # why the model cannot be watched
         self._watch: Watch | None = None
         self._head: NoisyHead | None = None
@@ -82,31 +85,33 @@ class Observing:
     @property
     def automatic(self) -> bool:
         """Whether the model is watched."""
-        return self.wanted and not self.explicit and not self.off
+        return self.wanted and not self.explicit and not self.off and not self.mixes()
 
-    def begin_pass(self, order: list[int], start: int, ahead: float) -> None:
+    def begin_pass(self, order: list[int], start: int, caller: Caller) -> None:
         """Watches the model from now on.
 
         Args:
-            order: the indices of this process in this pass.
+            order: the indices that the sampler gives out in this pass.
             start: where it begins.
-            ahead: the share of the pass that is read before the loop needs it.
+            caller: knows what the loader, and a framework, make of them.
         """
         self._given_out += self._sampler.size
-        if self.automatic and (reason := cannot_watch(self._sampler.model, self._sampler)):
+        share = caller.share(self._sampler, order, start) if self.automatic else None
+        if self.automatic and (reason := cannot_watch(self._sampler.model, self._sampler, share)):
             self._switch_off(reason)
         if not self.automatic:
             return
-        labels, epoch = self._sampler.read_labels(), self._sampler._epoch
+        labels, epoch, given = self._sampler.read_labels(), self._sampler._epoch, len(order)
         self._evidence = self._evidence or Evidence(labels)
-        self._mixed_in, self._ahead = False, ahead
+        self._mixed_in, self._ahead = False, caller.ahead
         self._head = NoisyHead(self._sampler.model, *self._noise) if self._noise else None
+        own, start = (order, start or self._seen_before()) if not isinstance(share, list) else (share, 0)
         self._watch = Watch(
             watched_module(self._sampler.model),
             labels,
-            torch.tensor(order, dtype=torch.int64),
-            start or self._seen_before(),
-            yielded=lambda: epoch.yielded,
+            torch.tensor(own, dtype=torch.int64),
+            start,
+            yielded=lambda: epoch.yielded if epoch.yielded < given else len(own),  # a share may repeat some at its end
             evidence=self._evidence,
             take=self._take_watched,
             mismatch=self._switch_off,
@@ -183,6 +188,16 @@ class Observing:
             self._watch.off()
         self._watch, self._pending, self._bytes, self._mixed_in = None, [], 0, False
 
+    def rely_on_observe(self) -> None:
+        """An adapter knows which rows are which, and calls `observe`."""
+        self._stop()
+        self.explicit = True
+
+    def give_up(self, reason: str) -> None:
+        """The adapter does not know any more."""
+        self.explicit = False
+        self._switch_off(reason)
+
     def observe(self, indices: Any, logits: Any) -> None:
         """See `CoresetSampler.observe`."""
         classes = None if self.store is None else self.store.classes
@@ -195,8 +210,8 @@ class Observing:
         if distributed.world()[1] > 1 and not (self.wanted or self.strategy_reads):
             raise ValueError("observe in several processes needs watch=True in each, so that they put scores together")
         if not self.explicit:
-            self._stop()
-            self.explicit = True
+            self.rely_on_observe()
+        self.told += 1
         self._take(at, rows.detach().to("cpu", torch.float32, copy=True))
         self._settle()
 
@@ -222,7 +237,7 @@ class Observing:
         self.explicit = any(explicit for _, explicit, _ in parts)
         for _, _, batches in parts:
             self._add([] if off and not self.explicit else batches)
-        self._pending, self._bytes = [], 0
+        self._pending, self._bytes, self._mixed_in = [], 0, self._watch is not None
         return None
 
     def fill(self, view: ScoringView) -> ScoreStore | None:

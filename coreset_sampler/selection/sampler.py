@@ -200,7 +200,7 @@ class CoresetSampler(WatchingSampler):
         self.select_if_due()
         order, weights = self._order()
         left = epoch.begin(order, start)
-        self._observing.begin_pass(order, start, caller.ahead)
+        self._observing.begin_pass(order, start, caller)
         self._budget.epoch_begins(caller.ahead)
         return left if weights is None else map(WeightedIndex, left, weights[start:])
 

@@ -209,11 +209,13 @@ def watched_module(model: nn.Module) -> nn.Module:
     return model
 
 
-def cannot_watch(model: nn.Module, sampler: Any) -> str:
-    """Why a model cannot be watched at all; "" if it can."""
+def cannot_watch(model: nn.Module, sampler: Any, share: list[int] | str | None) -> str:
+    """Why a model cannot be watched at all; "" if it can. `share` is what a framework makes of the indices, or why not."""
+    if isinstance(share, str):
+        return share
     if isinstance(watched_module(model), ScriptModule):
         return "a scripted model takes no hooks"
-    if distributed.world()[1] > 1 and not isinstance(sampler, DistributedSampler):
+    if share is None and distributed.world()[1] > 1 and not isinstance(sampler, DistributedSampler):
         return "a framework splits the indices over processes, and only DistributedCoresetSampler knows which are whose"
     return ""
 
