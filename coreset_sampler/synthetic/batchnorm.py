@@ -43,8 +43,8 @@ def calibrate_batchnorm(model: nn.Module, images: Any, *, batch_size: int = 250)
         for batch in _batches(images, batch_size):
             model(batch.to(device))
             used += len(batch)
-    if not used:
-        raise ValueError("images must hold at least one image, got none")
+        if not used:
+            raise ValueError("images must hold at least one image, got none")
     return used
 
 

@@ -105,7 +105,9 @@ def accuracy_on(model: nn.Module, data: Any) -> float:
 
 def logits_of(outputs: Any) -> Tensor:
     """The logits among what a model returned."""
-    logits: Tensor = getattr(outputs, "logits", outputs[0] if isinstance(outputs, tuple) else outputs)
+    logits = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"model must give logits, or an object that has them, got a {type(outputs).__name__}")
     return logits
 
 

@@ -53,7 +53,8 @@ def _judge(
         make, note = other_network(name, *shape)
         report.note(note)
         return Judge(make, {"network": name})
-    if name not in NETWORKS:
+    base = name.partition(":")[0].partition("-")[0]
+    if base not in NETWORKS:
         known = f"{', '.join(NETWORKS)}, timm:MODEL, hf:DIR"
         raise ValueError(f"unknown network {name!r}; known: {known}")
     same = own.get("widths") if name == own.get("net") else None
@@ -63,5 +64,5 @@ def _judge(
     make = network(name, *shape, widths=used)
     row = {"network": name, "widths": used}
     if norm is not None:
-        make, row = partial(make, norm=NORMS[norm]), row | {"norm": norm}
+        make, row = partial(NETWORKS[base], *shape, widths=tuple(used), norm=NORMS[norm]), row | {"norm": norm}
     return Judge(make, row, home=name == own.get("net", "convnet") and norm in (None, "instance"))

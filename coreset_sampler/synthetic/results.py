@@ -28,6 +28,19 @@ class Results(list[Row]):
         """Mean and deviation over seeds of each figure."""
         return summary(self)
 
+    def per_network(self, by: str = "recipe") -> dict[str, dict[str, Row]]:
+        """Accuracy on clean test images by network and training set, `{"convnet": {"the coreset": {"mean": ...}, ...}}`.
+
+        Args:
+            by: the inference whose figures to take.
+        """
+        found: dict[str, dict[str, Row]] = {}
+        for group in self.summary():
+            if group["by"] == by and group["corruption"] is None:
+                source = found.setdefault(_network(group), {})
+                source[group.get("images", "the coreset")] = group["accuracy"] | {"n": group["n"]}
+        return found
+
     def __str__(self) -> str:
         return table(self)
 
@@ -91,10 +104,9 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _table_line(group: Row, compared: bool) -> tuple[str, ...]:
-    norm = f", {group['norm']} norm" if "norm" in group else ""
     source = f"{group['images']} real images" if "images" in group else "the coreset"
     return (
-        f"{group['network']}{norm}",
+        _network(group),
         group["by"],
         *((source,) if compared else ()),
         "as they are" if group["corruption"] is None else f"{group['corruption']} {group['severity']}",
@@ -104,6 +116,10 @@ def _table_line(group: Row, compared: bool) -> tuple[str, ...]:
         *(_text(group[name], 1, 3) for name in ("nll", "ece", "brier")),
         f"{group['cpu_seconds']['mean']:.0f}",
     )
+
+
+def _network(group: Row) -> str:
+    return f"{group['network']}, {group['norm']} norm" if "norm" in group else str(group["network"])
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:

@@ -33,8 +33,7 @@ def inferences(
 
 def default_inferences(home: bool, compared: bool, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Inference]:
     """Inferences for a network where none were asked for: `recipe` away from home, and where sets are compared."""
-    names = ("sgd", "last-layer") if home else ()
-    names += ("recipe",) if compared or not home else ()
+    names = [*(("sgd", "last-layer") if home else ()), *(("recipe",) if compared or not home else ())]
     return {name: BY[name](**settings.get(name, {})) for name in names}
 
 

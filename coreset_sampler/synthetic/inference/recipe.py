@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ def by_recipe(
 ) -> Inference:
     """Networks trained by `fit` with `recipe_for`; several make a deep ensemble. What is said overrules the recipe."""
     said = {"lr": lr, "weight_decay": weight_decay, "steps": steps, "batch_size": batch_size, "mixing": mixing}
-    changes = {name: value for name, value in said.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     if networks < 1:
         raise ValueError(f"networks must be at least 1, got {networks}")
 
