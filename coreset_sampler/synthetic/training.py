@@ -105,7 +105,10 @@ def recipe_for(coreset: SyntheticCoreset, model: nn.Module, *, labels: Targets |
         labels = "own" if home else "hard" if coreset.target_kind == "hard" else "soft"
     if labels == "own" and coreset.target_kind == "regression":
         return TrainingRecipe(kind, "squared-error", "own", lr=_RATES[kind], augmentation=())
-    return TrainingRecipe(kind, "cross-entropy", labels, lr=_RATES[kind], augmentation=_augmentation(coreset))
+    steps = 600 if kind == "transformer" else 300  # a transformer from scratch still underfits after 300
+    return TrainingRecipe(
+        kind, "cross-entropy", labels, lr=_RATES[kind], steps=steps, augmentation=_augmentation(coreset)
+    )
 
 
 _RATES: dict[Kind, float] = {

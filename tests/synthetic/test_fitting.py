@@ -131,8 +131,9 @@ def test_training_is_adamw_along_one_cycle_written_out():
         nn.functional.cross_entropy(by_hand(LEARNED.inputs), (SHARPNESS * LEARNED.targets).softmax(-1)).backward()
         optimizer.step()
         schedule.step()
-    for trained, expected in zip(model.parameters(), by_hand.parameters(), strict=True):
-        assert torch.allclose(trained, expected, atol=1e-4)
+    # outputs, not weights: Adam blows rounding errors in zero gradients (biases before a norm) up to whole steps
+    assert torch.allclose(model(REAL.inputs / 255), by_hand(REAL.inputs / 255), atol=1e-3)
+    assert not torch.allclose(model(REAL.inputs / 255), small()(REAL.inputs / 255), atol=1e-2)
 
 
 def test_a_divergence_is_named_with_what_to_lower():
