@@ -1,5 +1,6 @@
 """Train on less data: choose the examples worth training on, or load distilled ones."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -16,8 +17,11 @@ from .synthetic.formats import read_experts, read_published
 from .synthetic.preprocessing import ZCA, Normalize, Raw
 
 if TYPE_CHECKING:
+    from .synthetic.batchnorm import calibrate_batchnorm
     from .synthetic.evaluation import evaluate
+    from .synthetic.fitting import fit
     from .synthetic.pipeline import distill
+    from .synthetic.training import TrainingRecipe, recipe_for
 
 __all__ = [
     "ZCA",
@@ -32,28 +36,35 @@ __all__ = [
     "Snapshots",
     "SphericalGaussian",
     "SyntheticCoreset",
+    "TrainingRecipe",
     "Trajectory",
     "WeightedDataset",
     "__version__",
+    "calibrate_batchnorm",
     "cover",
     "distill",
     "evaluate",
     "facility_location",
     "facility_location_pools",
+    "fit",
     "load_coreset",
     "read_experts",
     "read_published",
+    "recipe_for",
     "strategies",
 ]
 
+_LATER = {  # these bring modules that a training script which selects does not need
+    "TrainingRecipe": "training",
+    "calibrate_batchnorm": "batchnorm",
+    "distill": "pipeline",
+    "evaluate": "evaluation",
+    "fit": "fitting",
+    "recipe_for": "training",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "distill":  # these two bring forty modules that a training script does not need
-        from .synthetic.pipeline import distill
-
-        return distill
-    if name == "evaluate":
-        from .synthetic.evaluation import evaluate
-
-        return evaluate
+    if name in _LATER:
+        return getattr(import_module(f".synthetic.{_LATER[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

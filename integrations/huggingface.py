@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 from ..extras import need
 from ..synthetic.dataset import SyntheticCoreset
 from ..synthetic.formats.hf_dataset import from_dataset, to_dataset
-from .images import ImageConfig, Targets, loss_of, targets_as
+from ..synthetic.targets import Targets, loss_of, targets_as
+from .images import ImageConfig
 
 if TYPE_CHECKING:
     from .huggingface_trainer import CoresetTrainer, CoresetTrainerMixin
@@ -50,23 +51,25 @@ def for_huggingface(
     Args:
         coreset: its images are taken before its own preprocessing.
         image_processor: of the model.
-        targets: `"hard"` gives class numbers. Models take other labels for a multi-label problem: with `"soft"`
-            (probabilities) and `"own"` (as stored) give the trainer the loss,
-            `Trainer(..., compute_loss_func=train_set.compute_loss)`. It must be said unless the coreset has class numbers.
+        targets: class numbers (`"hard"`) by default, which a plain `Trainer` fits by cross-entropy. Learned sets do better
+            with `"soft"` (probabilities). Models take floats for a multi-label problem, so with these and with `"own"` (as
+            stored) give the trainer the loss: `Trainer(..., compute_loss_func=train_set.compute_loss)`. `fit` knows
+            which to use.
+
+    Example:
+        >>> train_set = for_huggingface(coreset, processor)
+        >>> fit(model, train_set)  # as recipe_for(coreset, model) says, or
+        >>> Trainer(model, arguments, train_dataset=train_set).train()
     """
-    if coreset.target_kind != "hard" and targets is None:
-        raise ValueError(
-            f"targets are {coreset.target_kind}: Hugging Face models take floats for a multi-label problem. "
-            "Pass for_huggingface(coreset, image_processor, targets='soft') with "
-            "Trainer(..., compute_loss_func=train_set.compute_loss), or targets='hard'"
-        )
-    return HuggingFaceDataset(coreset, _config(image_processor, coreset), targets or "hard")
+    return HuggingFaceDataset(coreset, _config(image_processor, coreset), targets)
 
 
 class HuggingFaceDataset(Dataset[dict[str, Tensor]]):
     """What `for_huggingface` gives: finished images and their targets, and the loss meant for them."""
 
-    def __init__(self, coreset: SyntheticCoreset, config: ImageConfig, kind: Targets) -> None:
+    def __init__(self, coreset: SyntheticCoreset, config: ImageConfig, asked: Targets | None) -> None:
+        self.coreset, self.asked = coreset, asked
+        kind: Targets = asked or "hard"
         self.pixels, self.targets, self.config = coreset.exact_pixels(), targets_as(coreset, kind), config
         self.loss = partial(loss_of, coreset, kind)
         config(self.pixels[0])  # an image that does not fit is an error now, not in a worker

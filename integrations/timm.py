@@ -15,7 +15,8 @@ from ..selection.distributed_sampler import DistributedCoresetSampler
 from ..selection.sampler import CoresetSampler
 from ..selection.weighted import WeightedDataset
 from ..synthetic.dataset import SyntheticCoreset
-from .images import ImageConfig, Targets, loss_of, targets_as
+from ..synthetic.targets import Targets, loss_of, targets_as
+from .images import ImageConfig
 
 __all__ = ["for_timm", "with_sampler"]
 
@@ -126,8 +127,9 @@ def for_timm(
 ) -> TimmDataset:
     """The coreset as this model's data config asks: resized, grey made RGB, re-normalised exactly once.
 
-    Feed it to a plain `DataLoader`. timm's `create_loader` would normalise a second time and, with its
-    prefetcher, truncate floats to bytes; handed this dataset it raises.
+    Train on it with `fit`, or with any loop and `CrossEntropyLoss` from a plain `DataLoader`. timm's
+    `create_loader` would normalise a second time and, with its prefetcher, truncate floats to bytes; handed this dataset it
+    raises.
 
     Args:
         coreset: its images are taken before its own preprocessing.
@@ -139,17 +141,19 @@ def for_timm(
 
     Example:
         >>> train_set = for_timm(coreset, model)
-        >>> for x, y in DataLoader(train_set, batch_size=32, shuffle=True):
-        ...     loss = train_set.loss(model(x), y)
+        >>> fit(model, train_set)  # as recipe_for(coreset, model) says; or a loop of your own:
+        >>> for x, y in DataLoader(train_set, batch_size=50, shuffle=True):
+        ...     loss = torch.nn.functional.cross_entropy(model(x), y)
     """
-    kind: Targets = ("hard" if coreset.target_kind == "hard" else "soft") if targets is None else targets
-    return TimmDataset(coreset, _config(model, size), kind)
+    return TimmDataset(coreset, _config(model, size), targets)
 
 
 class TimmDataset(Dataset[list[Tensor]]):
     """What `for_timm` gives: finished images and their targets."""
 
-    def __init__(self, coreset: SyntheticCoreset, config: ImageConfig, kind: Targets) -> None:
+    def __init__(self, coreset: SyntheticCoreset, config: ImageConfig, asked: Targets | None) -> None:
+        self.coreset, self.asked = coreset, asked
+        kind: Targets = asked or ("hard" if coreset.target_kind == "hard" else "soft")
         self.pixels, self.targets, self.config = coreset.exact_pixels(), targets_as(coreset, kind), config
         self.loss = partial(loss_of, coreset, kind)
         config(self.pixels[0])  # an image that does not fit is an error now, not in a worker

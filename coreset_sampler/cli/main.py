@@ -16,6 +16,7 @@ from ..synthetic.file import CoresetFileError
 from ..synthetic.formats import READERS, PreprocessingUnknownError, read_published
 from ..synthetic.picture import draw, uneven
 from ..synthetic.preprocessing import Normalize, Preprocessing, Raw
+from ..synthetic.remarks import accuracy_range, remarks
 from ..synthetic.untrusted import printable
 from .audit import add_audit
 from .distill import add_distill
@@ -74,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_zoo(commands: Any) -> None:
-    command = commands.add_parser("zoo", help="what ships, with method, images per class, measured accuracy")
+    command = commands.add_parser("zoo", help="what ships, with method, images per class, accuracy over networks")
     command.add_argument("--json", action="store_true", help="the whole index")
     command.set_defaults(run=_zoo)
 
@@ -86,7 +87,7 @@ def _add_info(commands: Any) -> None:
 
 
 def _add_show(commands: Any) -> None:
-    command = commands.add_parser("show", help="the images, one row per class")
+    command = commands.add_parser("show", help="the images, one row per class, and what to know of them")
     _add_reading(command)
     command.add_argument("-o", "--output", required=True, metavar="PNG", help="picture to write (.png, .pdf, .svg)")
     command.add_argument("--rows", type=int, default=20, help="most classes to show (default 20)")
@@ -157,13 +158,12 @@ def _zoo(options: argparse.Namespace) -> None:
     for name, entry in sorted(entries.items()):
         measured, other = entry["accuracy"], uneven(load_coreset(name))
         notes += [f"* {name}: {other}"] if other else []
-        accuracy = f"{measured['mean']:.1%} ± {measured['std']:.1%} (n={measured['n']})"
         rows.append(
             (
                 name,
                 entry["method"],
                 f"{entry['images_per_class']}{'*' if other else ''}",
-                accuracy,
+                accuracy_range(measured),
                 f"{entry['data']}, {entry['licence']}",
             )
         )
@@ -173,7 +173,9 @@ def _zoo(options: argparse.Namespace) -> None:
     for note in notes:
         print(note)
     print(
-        '\nload_coreset("name") opens one. Accuracy on all test images: a ConvNet trained on it, vbpc by closed form.'
+        '\nload_coreset("name") opens one. Accuracy on all test images, from the worst network measured to the best;\n'
+        '"ConvNet only": a ConvNet trained on it, vbpc by closed form; other networks were not measured. For yours:\n'
+        "coreset-sampler evaluate NAME --data DIR --networks timm:resnet18 --against random"
     )
 
 
@@ -198,8 +200,9 @@ def _print_nested(value: Any, indent: int) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    draw(_open(options), options.output, rows=options.rows, columns=options.columns)
-    print(f"wrote {options.output}")
+    coreset = _open(options)
+    draw(coreset, options.output, rows=options.rows, columns=options.columns)
+    print(f"wrote {options.output}", *remarks(coreset), sep="\n")
 
 
 def _convert(options: argparse.Namespace) -> None:

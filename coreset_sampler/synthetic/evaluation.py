@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +15,19 @@ from torch import Tensor
 
 from .corruptions import corrupted, corruption_names
 from .dataset import SyntheticCoreset, load_coreset
-from .distillers.augment import augment
 from .distillers.claim import claimed
 from .image_data import ImageData, Images, open_images
-from .inference.predict import INFERENCES, Inference
+from .inference.by_name import default_inferences, inferences
+from .inference.potential import tensors_of
+from .inference.predict import Inference
+from .judged_networks import Judge, judges
 from .metrics import accuracy, brier, ece, nll
-from .networks import NETWORKS, Network, description, network
+from .networks import Network
+from .real_images import RealImages
 from .reporting import Progress, Reporter
 from .results import Log, Results, Row
 
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "nll": nll, "ece": ece, "brier": brier}
-
-BY: dict[str, Callable[..., Inference]] = INFERENCES | {
-    "a-sgd": partial(INFERENCES["sgd"], augment=augment),
-    "a-sghmc": partial(INFERENCES["sghmc"], augment=augment),
-}
 
 Corruptions = str | Sequence[str | tuple[str, int]]
 
@@ -40,13 +36,15 @@ def evaluate(
     coreset: SyntheticCoreset | str | os.PathLike[str],
     data: Images,
     *,
-    by: Sequence[str] | Mapping[str, Inference] = ("sgd", "last-layer"),
+    by: Sequence[str] | Mapping[str, Inference] | None = None,
     networks: Sequence[str] | Mapping[str, Network] | None = None,
     widths: Sequence[int] | None = None,
+    norm: str | None = None,
+    against: Sequence[str] = (),
     seeds: int | Sequence[int] = 3,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     corruptions: Corruptions = (),
-    severity: int = 3,
+    severity: int | Sequence[int] = 3,
     image_size: int | None = None,
     validation: bool = False,
     output: str | os.PathLike[str] | None = None,
@@ -54,20 +52,29 @@ def evaluate(
 ) -> Results:
     """Accuracy, NLL, ECE and Brier score on the whole test set, of networks that know only the coreset.
 
-    Each network is inferred once and measured on all test sets. Cost: a few seconds per network by SGD or in closed form,
-    minutes by HMC.
+    Each network is inferred once and measured on all test sets. Accuracy on the coreset's own images stands beside it: low,
+    the network underfits; high beside a low one on test images, the set does not carry over to this network. The
+    comparison that counts is with as many real images: `against=("random", "herding")`. Cost: a few seconds per small
+    network, minutes by HMC and for networks of timm.
 
     Args:
         coreset: a coreset, its file, or a name from the zoo.
         data: whose test images to use: a folder, `"digits"`, or `(images, labels)`.
-        by: inferences by name (`BY` has all), or your own as `{name: inference}`.
-        networks: names of `NETWORKS`, or your own as `{name: function that makes one}`; by default the network that the
-            coreset was made with, or a ConvNet.
-        widths: channels of the layers of every network; by default those the coreset was made with, or the network's own.
+        by: inferences by name (`BY` has all), or your own as `{name: inference}`. By default `"sgd"` and `"last-layer"`
+            for the network that the coreset was made with, `"recipe"` (training as `recipe_for` says) for others and
+            wherever real images are compared with.
+        networks: names of `NETWORKS`, `"timm:resnet18"`, `"timm:vit_tiny_patch16_224+depth=4"`, `"hf:DIR"` (a folder with
+            a `config.json`), or your own as `{name: function that makes one}`; by default the network that the coreset
+            was made with, or a ConvNet. Those of timm and Hugging Face get random weights and the data's channels and
+            image size.
+        widths: channels of the layers of every network of ours; by default those the coreset was made with, or the
+            network's own.
+        norm: `"batch"`, `"instance"` or `"group"` in the networks of ours, in place of their own.
+        against: also train on as many real images, `"random"` (others for each seed) or by `"herding"`.
         seeds: how many fresh networks, or their seeds.
         settings: of the inferences, `{"hmc": {"steps": 200}}`.
         corruptions: more test sets, as `"all"`, names, or pairs of name and severity.
-        severity: of corruptions that do not say theirs, 1 to 5.
+        severity: of corruptions that do not say theirs, 1 to 5; several for each of them.
         image_size: scale and crop images to so many pixels; by default if the coreset was made of images scaled so.
         validation: measure on a tenth of the training images in place of the test images.
         output: JSON file for the results. An evaluation that was killed continues from what it holds.
@@ -77,19 +84,22 @@ def evaluate(
         Rows of figures, which print as a table.
     """
     coreset = coreset if isinstance(coreset, SyntheticCoreset) else load_coreset(coreset)
-    report = Reporter(progress)
-    chosen, settings = _inferences(by, settings or {}), settings or {}
+    report, settings = Reporter(progress), settings or {}
+    chosen = inferences(by, settings)
     images = open_images(data, image_size=image_size or _scaled(coreset))
     images = images.validation_split() if validation else images
     _check(coreset, images, report)
-    made, about_networks = _networks(networks, widths, coreset, images, report)
     test_sets = [None, *_corruptions(corruptions, severity)]
     about: Row = {"coreset": _digest(coreset), "data": images.name, "test_images": len(images.test[1])}
     about |= {"settings": {name: dict(values) for name, values in settings.items()}, "validation": validation}
+    sources = [_Source(lambda _: coreset, about), *(_real(images, coreset, how, about) for how in _names(against))]
     runs = [
-        _Run(partial(chosen[name], coreset, made[net], seed), about | about_networks[net] | {"by": name, "seed": seed})
-        for net in made
-        for name in chosen
+        _Run(source, judge, name, infer, seed)
+        for judge in judges(networks, widths, norm, coreset, images, report)
+        for name, infer in (
+            default_inferences(judge.home, bool(against), settings) if chosen is None else chosen
+        ).items()
+        for source in sources
         for seed in (range(seeds) if isinstance(seeds, int) else seeds)
     ]
     path = None if output is None else Path(output)
@@ -100,11 +110,32 @@ def evaluate(
 
 
 @dataclass(frozen=True)
-class _Run:
-    """One network to infer, and what its rows say of it."""
+class _Source:
+    """Images to train on, given a seed, and what rows say of them."""
 
-    infer: Callable[[], Callable[[Tensor], Tensor]]
+    images: Callable[[int], SyntheticCoreset]
     row: Row
+
+
+def _real(data: ImageData, coreset: SyntheticCoreset, how: str, about: Row) -> _Source:
+    of_its_size = f"{how}, {len(coreset)} real images as {about['coreset']}"
+    return _Source(RealImages(data, coreset, how).coreset, about | {"coreset": of_its_size, "images": how})
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One network to infer."""
+
+    source: _Source
+    judge: Judge
+    by: str
+    infer: Inference
+    seed: int
+
+    @property
+    def row(self) -> Row:
+        """What its rows say of it."""
+        return self.source.row | self.judge.row | {"by": self.by, "seed": self.seed}
 
 
 def _measured(
@@ -123,7 +154,7 @@ def _measured(
             for row in _rows(run, missing, test_sets):
                 log.add(row)
         done = [found for row in wanted if (found := log.find(row)) is not None]
-        which = f"{run.row['network']} {run.row['by']} seed {run.row['seed']}"
+        which = f"{run.row['network']} {run.by} on {run.row.get('images', 'the coreset')} seed {run.seed}"
         report.note(f"[{number}/{len(runs)}] {which}: {_line(done[0])}, {clock.left(number, bool(missing))}")
         results += done
     results.sort(key=lambda row: row["corruption"] is not None)  # clean ones first, otherwise in order
@@ -132,15 +163,18 @@ def _measured(
 
 
 def _rows(run: _Run, rows: Sequence[Row], test_sets: _TestSets) -> Iterator[Row]:
-    begin = time.process_time()
-    predictive = run.infer()
+    begin, trained_on = time.process_time(), run.source.images(run.seed)
+    predictive = run.infer(trained_on, run.judge.make, run.seed)
     inferred = time.process_time() - begin
+    seen, targets = tensors_of(trained_on)
+    fitted = accuracy(predictive(seen), targets.argmax(1) if targets.ndim == 2 else targets)
     for row in rows:
         inputs, labels = test_sets.get(row["corruption"], row["severity"])
         begin = time.process_time()
         probabilities = predictive(inputs)
         seconds = round(inferred + time.process_time() - begin, 2)
-        yield row | {name: metric(probabilities, labels) for name, metric in METRICS.items()} | {"cpu_seconds": seconds}
+        figures = {name: metric(probabilities, labels) for name, metric in METRICS.items()}
+        yield row | figures | {"train_accuracy": fitted, "cpu_seconds": seconds}
 
 
 @dataclass
@@ -197,35 +231,12 @@ def _scaled(coreset: SyntheticCoreset) -> int | None:
     return coreset.inputs.shape[-1] if "image_size" in coreset.provenance else None
 
 
-def _networks(
-    asked: Sequence[str] | Mapping[str, Network] | None,
-    widths: Sequence[int] | None,
-    coreset: SyntheticCoreset,
-    data: ImageData,
-    report: Reporter,
-) -> tuple[dict[str, Network], dict[str, Row]]:
-    """Makers of networks and what rows say of them: what was asked for, else what the coreset was made with."""
-    if isinstance(asked, Mapping):
-        if widths:
-            raise ValueError("widths must be left out where networks are functions that make them")
-        return dict(asked), {name: {"network": name} for name in asked}
-    recorded = coreset.provenance.get("network")
-    own = recorded if isinstance(recorded, dict) and recorded.get("net") in NETWORKS else {}
-    shape, made, about = (data.channels, data.num_classes, data.image_size), {}, {}
-    for name in (own.get("net", "convnet"),) if asked is None else asked:
-        same = own.get("widths") if name == own.get("net") else None
-        used = description(name, widths or same)["widths"]
-        source = "asked for" if widths else "what the coreset was made with" if same else "the network's own"
-        report.note(f"{name}: widths {' '.join(map(str, used))}, {source}")
-        made[name], about[name] = network(name, *shape, widths=used), {"network": name, "widths": used}
-    return made, about
-
-
-def _corruptions(asked: Corruptions, severity: int) -> list[tuple[str, int]]:
+def _corruptions(asked: Corruptions, severity: int | Sequence[int]) -> list[tuple[str, int]]:
     if not asked:
         return []
-    names = corruption_names() if asked == "all" else (asked,) if isinstance(asked, str) else asked
-    pairs = [(each, severity) if isinstance(each, str) else each for each in names]
+    levels = (severity,) if isinstance(severity, int) else severity
+    names = corruption_names() if asked == "all" else _names(asked)
+    pairs = [pair for each in names for pair in ([(each, s) for s in levels] if isinstance(each, str) else [each])]
     for name, strength in pairs:
         if name not in corruption_names():
             raise ValueError(f"unknown corruption {name!r}; known: all, {', '.join(corruption_names())}")
@@ -234,33 +245,14 @@ def _corruptions(asked: Corruptions, severity: int) -> list[tuple[str, int]]:
     return pairs
 
 
-def _inferences(
-    by: Sequence[str] | Mapping[str, Inference], settings: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Inference]:
-    if isinstance(by, Mapping):
-        return dict(by)
-    names = (by,) if isinstance(by, str) else by
-    for name, values in settings.items():
-        known = settings_of_inference(name)
-        for unknown in (each for each in values if each not in known):
-            raise ValueError(f"{name} has no setting {unknown!r}; it has {', '.join(known)}")
-    return {name: _look_up(name)(**settings.get(name, {})) for name in names}
-
-
-def settings_of_inference(name: str) -> list[str]:
-    """The settings that an inference has."""
-    parameters = inspect.signature(_look_up(name)).parameters
-    return [key for key in parameters if key not in ("augment", "start", "report")]
-
-
-def _look_up(name: str) -> Callable[..., Inference]:
-    if name not in BY:
-        raise ValueError(f"unknown inference {name!r}; known: {', '.join(BY)}")
-    return BY[name]
+def _names(names: Sequence[Any]) -> Sequence[Any]:
+    """A name alone is one name, not its letters."""
+    return (names,) if isinstance(names, str) else names
 
 
 def _line(row: Row) -> str:
-    return f"accuracy {row['accuracy']:.1%}, NLL {row['nll']:.3f}, {row['cpu_seconds']:.0f} CPU s"
+    fitted = f" (training {row['train_accuracy']:.1%})" if "train_accuracy" in row else ""
+    return f"accuracy {row['accuracy']:.1%}{fitted}, NLL {row['nll']:.3f}, {row['cpu_seconds']:.0f} CPU s"
 
 
 def _digest(coreset: SyntheticCoreset) -> str:

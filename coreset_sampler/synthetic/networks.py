@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +20,15 @@ Norm = Callable[[int], nn.Module]
 def instance_norm(channels: int) -> nn.Module:
     """Instance norm with weights, as the literature has it."""
     return nn.GroupNorm(channels, channels)
+
+
+def group_norm(channels: int) -> nn.Module:
+    """Group norm with eight channels to a group, or fewer where the number of channels asks for it."""
+    return nn.GroupNorm(max(1, channels // math.gcd(8, channels)), channels)
+
+
+NORMS: dict[str, Norm] = {"instance": instance_norm, "batch": nn.BatchNorm2d, "group": group_norm}
+"""Norm layers by the word that a kind of network says them with, as in `"resnet-batch"`."""
 
 
 def convnet(

@@ -12,7 +12,7 @@ from typing import Any
 Row = dict[str, Any]
 """One network judged on one test set: what was run, and its figures."""
 
-_FIGURES = ("accuracy", "nll", "ece", "brier", "cpu_seconds")
+_FIGURES = ("accuracy", "train_accuracy", "nll", "ece", "brier", "cpu_seconds")
 
 
 class Results(list[Row]):
@@ -27,6 +27,19 @@ class Results(list[Row]):
     def summary(self) -> list[Row]:
         """Mean and deviation over seeds of each figure."""
         return summary(self)
+
+    def per_network(self, by: str = "recipe") -> dict[str, dict[str, Row]]:
+        """Accuracy on clean test images by network and training set, `{"convnet": {"the coreset": {"mean": ...}, ...}}`.
+
+        Args:
+            by: the inference whose figures to take.
+        """
+        found: dict[str, dict[str, Row]] = {}
+        for group in self.summary():
+            if group["by"] == by and group["corruption"] is None:
+                source = found.setdefault(_network(group), {})
+                source[group.get("images", "the coreset")] = group["accuracy"] | {"n": group["n"]}
+        return found
 
     def __str__(self) -> str:
         return table(self)
@@ -73,29 +86,40 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         kind = {name: value for name, value in row.items() if name not in (*_FIGURES, "seed")}
         groups.setdefault(json.dumps(kind), []).append(row)
     return [
-        json.loads(kind) | {"n": len(group)} | {name: _spread([row[name] for row in group]) for name in _FIGURES}
+        json.loads(kind)
+        | {"n": len(group)}
+        | {name: _spread([row[name] for row in group]) for name in _FIGURES if all(name in row for row in group)}
         for kind, group in groups.items()
     ]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The summary for people: a line for each network, inference and corruption."""
-    lines = [("network", "by", "test images", "n", "accuracy", "NLL", "ECE", "Brier", "CPU s")]
-    for group in summary(rows):
-        shown = "as they are" if group["corruption"] is None else f"{group['corruption']} {group['severity']}"
-        lines.append(
-            (
-                group["network"],
-                group["by"],
-                shown,
-                str(group["n"]),
-                _text(group["accuracy"], 100, 1) + " %",
-                *(_text(group[name], 1, 3) for name in ("nll", "ece", "brier")),
-                f"{group['cpu_seconds']['mean']:.0f}",
-            )
-        )
+    """The summary for people: a line for each network, inference, training set and corruption."""
+    compared = any("images" in row for row in rows)
+    titles = ("n", "accuracy", "training", "NLL", "ECE", "Brier", "CPU s")
+    lines = [("network", "by", *(("trained on",) if compared else ()), "test images", *titles)]
+    lines += [_table_line(group, compared) for group in summary(rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _table_line(group: Row, compared: bool) -> tuple[str, ...]:
+    source = f"{group['images']} real images" if "images" in group else "the coreset"
+    return (
+        _network(group),
+        group["by"],
+        *((source,) if compared else ()),
+        "as they are" if group["corruption"] is None else f"{group['corruption']} {group['severity']}",
+        str(group["n"]),
+        _text(group["accuracy"], 100, 1) + " %",
+        f"{100 * group['train_accuracy']['mean']:.0f} %" if "train_accuracy" in group else "-",
+        *(_text(group[name], 1, 3) for name in ("nll", "ece", "brier")),
+        f"{group['cpu_seconds']['mean']:.0f}",
+    )
+
+
+def _network(group: Row) -> str:
+    return f"{group['network']}, {group['norm']} norm" if "norm" in group else str(group["network"])
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:

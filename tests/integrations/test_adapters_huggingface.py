@@ -12,6 +12,7 @@ pytestmark = pytest.mark.integration
 
 from coreset_sampler.integrations.huggingface import for_huggingface, from_hf, to_hf  # noqa: E402
 
+from coreset_sampler.synthetic.fitting import accuracy_on  # noqa: E402
 from coreset_sampler.synthetic.formats import read_published  # noqa: E402
 
 MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.25, 0.3)
@@ -157,10 +158,13 @@ def test_a_processor_cannot_be_put_on_top(method):
 
 
 @pytest.mark.parametrize("kind", ["soft", "logits", "regression"])
-def test_targets_that_are_no_class_numbers_need_their_loss_said(kind):
-    with pytest.raises(ValueError, match=r"multi-label.*compute_loss_func"):
-        for_huggingface(grey_coreset(kind), processor())
-    assert for_huggingface(grey_coreset(kind).with_targets("hard"), processor())[1]["labels"] == 1
+def test_learned_targets_come_as_class_numbers_that_a_plain_trainer_fits(kind, tmp_path):
+    train_set = for_huggingface(grey_coreset(kind), processor())
+    assert torch.equal(train_set.targets, torch.arange(8) % 2)
+    assert train_set[1]["labels"].dtype == torch.long
+    model, _ = train(train_set, tmp_path)
+    assert model.config.problem_type == "single_label_classification"
+    assert accuracy_on(model, train_set) == 1
 
 
 @pytest.mark.parametrize("targets", ["soft", "own"])

@@ -10,6 +10,8 @@ import torch
 import toy_data
 from toy_data import NUMBER, ROOT, run
 
+from coreset_sampler import TrainingRecipe, fit, recipe_for
+
 pytest.importorskip("datasets")
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
@@ -145,13 +147,26 @@ def test_snli_freezes_what_it_is_told_to_and_no_more(tiny_bert):
     assert not any(p.requires_grad for name, p in model.named_parameters() if ".layer.0." in name)
 
 
-def test_train_on_distilled_trains_both_kinds_of_model(monkeypatch, capsys):
+def test_train_on_distilled_trains_three_models_on_learned_and_on_random_images(monkeypatch, capsys):
     pytest.importorskip("timm")
     pytest.importorskip("transformers")
     module = recipe("train_on_distilled")
-    monkeypatch.setattr(module, "STEPS", {"timm": 8, "huggingface": 8})
-    run(module, monkeypatch, "digits/k-center-1", "--timm", "test_resnet", "--seeds", 1)
-    assert len(re.findall(rf"accuracy {NUMBER} \(n = 1\)", capsys.readouterr().out)) == 2
+    monkeypatch.setattr(module, "VIT", module.VIT | {"depth": 1, "embed_dim": 8})
+    quick = TrainingRecipe("any", labels="hard", steps=2, batch_size=5)
+    asked = []
+
+    def fit_quickly(model, train_set, *, test, seed):
+        asked.append(recipe_for(train_set.coreset, model))
+        return fit(model, train_set, quick, test=test, seed=seed)
+
+    monkeypatch.setattr(module, "fit", fit_quickly)  # 300 steps take minutes
+    options = ("--timm", "test_resnet", "--seeds", 1, "--test-images", 20)
+    run(module, monkeypatch, "digits/vbpc-1", *options)
+    out = capsys.readouterr().out
+    for kind in ("learned images", "random images"):
+        assert len(re.findall(rf"{kind}: +accuracy {NUMBER} \(n = 1\), on its training images {NUMBER}", out)) == 3
+    assert [each.kind for each in asked] == ["batch norm", "batch norm", *["transformer"] * 4]
+    assert [each.labels for each in asked] == ["soft", "hard"] * 3
     with pytest.raises(SystemExit):
         run(module, monkeypatch, "fashion-mnist/herding-1")
     assert "pass --data" in capsys.readouterr().err

@@ -64,7 +64,7 @@ def by_sgd(
     def infer(coreset: SyntheticCoreset, make: Network, seed: int) -> Predictive:
         generator = torch.Generator().manual_seed(seed)
         trained = [fit(coreset, make, generator) for _ in range(networks)]
-        return partial(_average, [network.eval() for network in trained])
+        return partial(averaged, [network.eval() for network in trained])
 
     return infer
 
@@ -252,7 +252,7 @@ def _sampled(
     network = start(coreset, make, generator).eval()
     flat = FlatNetwork(network)
     samples = sample(coreset, flat, seed)
-    return partial(_average, [partial(flat, theta) for theta in samples])
+    return partial(averaged, [partial(flat, theta) for theta in samples])
 
 
 def _short_enough(step_size: float, coreset: SyntheticCoreset, network: FlatNetwork, weight_decay: float) -> float:
@@ -260,7 +260,8 @@ def _short_enough(step_size: float, coreset: SyntheticCoreset, network: FlatNetw
     return min(step_size, longest_stable_step(potential, network.theta()) / 2)
 
 
-def _average(models: Sequence[Callable[[Tensor], Tensor]], inputs: Tensor) -> Tensor:
+def averaged(models: Sequence[Callable[[Tensor], Tensor]], inputs: Tensor) -> Tensor:
+    """Probabilities `(t, k)`, the mean over models of what their logits say."""
     return _in_parts(lambda x: sum(model(x).softmax(-1) for model in models) / len(models), inputs)
 
 

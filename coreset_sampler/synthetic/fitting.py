@@ -1,0 +1,215 @@
+"""`fit`: trains a model on a coreset as its recipe says, and tells how well it fits what it saw and what it did not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from .dataset import SyntheticCoreset
+from .per_image import changed, mixed, one_hot
+from .targets import Targets, loss_of, targets_as
+from .training import TrainingRecipe, recipe_for
+
+_AT_ONCE = 250  # examples whose activations are in memory together when accuracy is measured
+_KEPT = 2**28  # bytes of inputs that are made once and kept; more are made again at every visit
+
+
+class Adapted(Protocol):
+    """A coreset made ready for somebody's model: what `for_timm` and `for_huggingface` give."""
+
+    coreset: SyntheticCoreset
+    asked: Targets | None
+    """The kind of targets that somebody asked for."""
+
+    def __len__(self) -> int:
+        """How many examples."""
+
+    def __getitem__(self, index: int) -> Any:
+        """An input and its target, or a dict with `pixel_values` and `labels`."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What `fit` gives: the trained model, the recipe, and accuracies.
+
+    A low `train_accuracy` says that the model underfits: more steps, or another rate. A high one beside a low
+    `test_accuracy` says that the set does not carry over to this kind of network.
+    """
+
+    model: nn.Module
+    recipe: TrainingRecipe
+    train_accuracy: float
+    test_accuracy: float | None
+
+
+def fit(
+    model: nn.Module,
+    train_set: SyntheticCoreset | Adapted,
+    recipe: TrainingRecipe | None = None,
+    *,
+    test: Any = None,
+    seed: int = 0,
+) -> Fit:
+    """Trains `model`, in place, on a coreset, and measures how well it fits.
+
+    Args:
+        model: any classifier that gives logits, or an object with `logits` as Hugging Face models do. It is trained
+            from the weights that it has, where they are, and left in evaluation mode.
+        train_set: a coreset, for models that take its inputs as they are; or what `for_timm` or `for_huggingface` made
+            of one.
+        recipe: how; `recipe_for(coreset, model)` if not said.
+        test: what to measure accuracy on afterwards; see `accuracy_on`.
+        seed: of batches, augmentation and dropout. Global random state stays as it was.
+
+    Returns:
+        The model, its recipe, and the accuracy on training images beside that on test images.
+
+    Example:
+        >>> train_set, test_set = for_timm(coreset, model, size=32), for_timm(real_images, model, size=32)
+        >>> fit(model, train_set, test=test_set).test_accuracy
+    """
+    recipe, examples = _prepared(model, train_set, recipe)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.default_generator.manual_seed(seed)
+        _train(model, examples, recipe, generator)
+    classes = examples.targets if examples.targets.ndim == 1 else examples.targets.argmax(1)
+    numbers = torch.arange(len(classes)).split(_AT_ONCE)
+    seen = _share_right(model, ((examples.inputs(rows), classes[rows]) for rows in numbers))
+    return Fit(model, recipe, seen, None if test is None else accuracy_on(model, test))
+
+
+def accuracy_on(model: nn.Module, data: Any) -> float:
+    """The share of examples that the model classifies right; the model is left in evaluation mode.
+
+    Args:
+        model: gives logits, or an object that has them.
+        data: inputs and class numbers as two tensors, as a data set (a coreset of real images, `for_timm(...)`, ...)
+            or as a `DataLoader`. Targets that are no class numbers count as their largest.
+    """
+    if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(each, Tensor) for each in data):
+        data = TensorDataset(*data)
+    batches = DataLoader(data, batch_size=_AT_ONCE) if isinstance(data, Dataset) else data
+    if not isinstance(batches, Iterable) or isinstance(batches, (str, Tensor)):
+        raise TypeError(
+            f"test must be (inputs, class numbers), a data set or a DataLoader, got a {type(data).__name__}"
+        )
+    return _share_right(model, (_pair(batch) for batch in batches))
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The logits among what a model returned."""
+    logits = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"model must give logits, or an object that has them, got a {type(outputs).__name__}")
+    return logits
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """Inputs by their numbers, and all targets."""
+
+    source: SyntheticCoreset | Adapted
+    coreset: SyntheticCoreset
+    targets: Tensor
+    kept: Tensor | None
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        return _stacked(self.source, rows.tolist()) if self.kept is None else self.kept[rows]
+
+
+def _stacked(source: Any, rows: Iterable[int]) -> Tensor:
+    return torch.stack([_pair(source[row])[0] for row in rows])
+
+
+def _prepared(
+    model: nn.Module, train_set: SyntheticCoreset | Adapted, recipe: TrainingRecipe | None
+) -> tuple[TrainingRecipe, _Examples]:
+    """The recipe, and the examples with targets as it wants them."""
+    coreset = train_set if isinstance(train_set, SyntheticCoreset) else getattr(train_set, "coreset", None)
+    if not isinstance(coreset, SyntheticCoreset):
+        raise TypeError(
+            "train_set must be a SyntheticCoreset or what for_timm or for_huggingface made of one, got a "
+            f"{type(train_set).__name__}"
+        )
+    made_with: Targets | None = None if isinstance(train_set, SyntheticCoreset) else train_set.asked
+    recipe = recipe_for(coreset, model, labels=made_with) if recipe is None else recipe
+    if made_with not in (None, recipe.labels):
+        raise ValueError(
+            f"recipe.labels is {recipe.labels!r}, but train_set was made with targets {made_with!r}; make it with "
+            f"targets={recipe.labels!r}, or pass recipe_for(coreset, model, labels={made_with!r})"
+        )
+    recipe.check(coreset)
+    targets = targets_as(coreset, recipe.labels)
+    size = _pair(train_set[0])[0].numel() * 4 * len(train_set)
+    kept = _stacked(train_set, range(len(train_set))) if size <= _KEPT else None
+    return recipe, _Examples(train_set, coreset, targets, kept)
+
+
+def _train(model: nn.Module, examples: _Examples, recipe: TrainingRecipe, generator: Generator) -> None:
+    """All steps of the recipe; a loss that is not finite ends it with what to lower."""
+    optimizer = _optimizer(model, recipe)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=recipe.steps)
+    device = next(model.parameters()).device
+    model.train()
+    for step, rows in enumerate(_batches(len(examples.targets), recipe, generator)):
+        x = changed(examples.inputs(rows), recipe.augmentation, generator)
+        y = examples.targets[rows]
+        if recipe.mixing:
+            y = y if y.is_floating_point() else one_hot(y, examples.coreset.num_classes or 0)
+            x, y = mixed(x, y, recipe.mixing, generator)
+        loss = loss_of(examples.coreset, recipe.labels, logits_of(model(x.to(device))), y.to(device))
+        if not math.isfinite(float(loss.detach())):
+            raise ValueError(_diverged(step, recipe, float(loss.detach())))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+def _diverged(step: int, recipe: TrainingRecipe, loss: float) -> str:
+    lower = f"lower lr: replace(recipe, lr={recipe.lr / 3:.1g})"
+    soft = ", or fit probabilities: recipe_for(coreset, model, labels='soft')" if recipe.labels == "own" else ""
+    return f"the loss became {loss} at step {step} of {recipe.steps} ({recipe.loss}, lr {recipe.lr:g}); {lower}{soft}"
+
+
+def _optimizer(model: nn.Module, recipe: TrainingRecipe) -> torch.optim.Optimizer:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(parameters, recipe.lr, momentum=0.9, weight_decay=recipe.weight_decay)
+    return torch.optim.AdamW(parameters, recipe.lr, weight_decay=recipe.weight_decay)
+
+
+def _batches(n: int, recipe: TrainingRecipe, generator: Generator) -> Iterable[Tensor]:
+    """Numbers of the examples of each step: all examples in a new order, and again."""
+    rows, size = torch.empty(0, dtype=torch.long), min(recipe.batch_size, n)
+    for _ in range(recipe.steps):
+        if len(rows) < size:
+            rows = torch.cat([rows, torch.randperm(n, generator=generator)])
+        yield rows[:size]
+        rows = rows[size:]
+
+
+@torch.no_grad()
+def _share_right(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    device = next(model.parameters()).device
+    model.eval()
+    right, count = 0, 0
+    for x, y in batches:
+        classes = y.argmax(1) if y.ndim == 2 else y
+        right += int((logits_of(model(x.to(device))).argmax(1).cpu() == classes.cpu()).sum())
+        count += len(classes)
+    if not count:
+        raise ValueError("test must hold at least one example, got none")
+    return right / count
+
+
+def _pair(example: Any) -> tuple[Tensor, Tensor]:
+    """Input and target of an example or a batch, as tuples or as Hugging Face has them."""
+    return (example["pixel_values"], example["labels"]) if isinstance(example, dict) else (example[0], example[1])

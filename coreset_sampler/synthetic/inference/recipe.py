@@ -1,0 +1,43 @@
+"""Networks trained on a coreset as `recipe_for` says for their kind: the inference for networks of any kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..dataset import SyntheticCoreset
+from ..fitting import fit
+from ..networks import Network, fresh
+from ..targets import Targets
+from ..training import recipe_for
+from .predict import Inference, Predictive, averaged
+
+
+def by_recipe(
+    *,
+    networks: int = 1,
+    labels: Targets | None = None,
+    lr: float | None = None,
+    weight_decay: float | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    mixing: float | None = None,
+) -> Inference:
+    """Networks trained by `fit` with `recipe_for`; several make a deep ensemble. What is said overrules the recipe."""
+    said = {"lr": lr, "weight_decay": weight_decay, "steps": steps, "batch_size": batch_size, "mixing": mixing}
+    changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if networks < 1:
+        raise ValueError(f"networks must be at least 1, got {networks}")
+
+    def infer(coreset: SyntheticCoreset, make: Network, seed: int) -> Predictive:
+        generator = torch.Generator().manual_seed(seed)
+        models = [fresh(make, generator).to(coreset.inputs.device) for _ in range(networks)]
+        for number, model in enumerate(models):
+            recipe = replace(recipe_for(coreset, model, labels=labels), **changes)
+            fit(model, coreset, recipe, seed=seed + 1_000_003 * number)
+        return partial(averaged, models)
+
+    return infer

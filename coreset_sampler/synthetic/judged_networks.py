@@ -1,0 +1,68 @@
+"""The networks that `evaluate` judges a coreset with: those asked for by name, or the one it was made with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from .dataset import SyntheticCoreset
+from .image_data import ImageData
+from .networks import NETWORKS, NORMS, Network, description, network
+from .other_networks import is_other, other_network
+from .reporting import Reporter
+from .results import Row
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A maker of networks, what rows say of it, and whether the coreset was made for its kind."""
+
+    make: Network
+    row: Row
+    home: bool = False
+
+
+def judges(
+    asked: Sequence[str] | Mapping[str, Network] | None,
+    widths: Sequence[int] | None,
+    norm: str | None,
+    coreset: SyntheticCoreset,
+    data: ImageData,
+    report: Reporter,
+) -> list[Judge]:
+    """What was asked for, else what the coreset was made with."""
+    if norm is not None and norm not in NORMS:
+        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+    if isinstance(asked, Mapping):
+        if widths or norm:
+            raise ValueError("widths and norm must be left out where networks are functions that make them")
+        return [Judge(make, {"network": name}) for name, make in asked.items()]
+    recorded = coreset.provenance.get("network")
+    own = recorded if isinstance(recorded, dict) and recorded.get("net") in NETWORKS else {}
+    asked = (asked,) if isinstance(asked, str) else asked
+    names = (own.get("net", "convnet"),) if asked is None else asked
+    return [_judge(name, widths, norm, own, data, report) for name in names]
+
+
+def _judge(
+    name: str, widths: Sequence[int] | None, norm: str | None, own: Row, data: ImageData, report: Reporter
+) -> Judge:
+    shape = data.channels, data.num_classes, data.image_size
+    if is_other(name):
+        make, note = other_network(name, *shape)
+        report.note(note)
+        return Judge(make, {"network": name})
+    base = name.partition(":")[0].partition("-")[0]
+    if base not in NETWORKS:
+        known = f"{', '.join(NETWORKS)}, timm:MODEL, hf:DIR"
+        raise ValueError(f"unknown network {name!r}; known: {known}")
+    same = own.get("widths") if name == own.get("net") else None
+    used = description(name, widths or same)["widths"]
+    source = "asked for" if widths else "what the coreset was made with" if same else "the network's own"
+    report.note(f"{name}: widths {' '.join(map(str, used))}, {source}{'' if norm is None else f'; {norm} norm'}")
+    make = network(name, *shape, widths=used)
+    row = {"network": name, "widths": used}
+    if norm is not None:
+        make, row = partial(NETWORKS[base], *shape, widths=tuple(used), norm=NORMS[norm]), row | {"norm": norm}
+    return Judge(make, row, home=name == own.get("net", "convnet") and norm in (None, "instance"))

@@ -1,0 +1,209 @@
+"""recipe_for and fit: which recipe, what training does with it, and what it says when it cannot."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from coreset_sampler import Raw, SyntheticCoreset, TrainingRecipe, fit, load_coreset, recipe_for
+from coreset_sampler.synthetic.fitting import accuracy_on, logits_of
+from coreset_sampler.synthetic.networks import NORMS, alexnet, convnet, resnet, vgg
+from coreset_sampler.synthetic.per_image import changed, flip, mixed, one_hot, shift
+from coreset_sampler.synthetic.targets import SHARPNESS, targets_as
+from coreset_sampler.synthetic.training import at_home, kind_of
+
+LEARNED, REAL = load_coreset("digits/vbpc-1"), load_coreset("digits/k-center-1")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small tensors are slower on several threads, and much slower on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def small(norm="instance", seed=0):
+    torch.manual_seed(seed)
+    return convnet(1, 10, 8, widths=(4, 8), norm=NORMS[norm])
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (lambda: convnet(1, 10, 8, widths=(4,)), "instance norm"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4)), "instance norm"),
+        (lambda: convnet(1, 10, 8, widths=(4,), norm=nn.BatchNorm2d), "batch norm"),
+        (lambda: resnet(1, 10, 8, widths=(16, 16), norm=NORMS["group"]), "group norm"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(1, 4)), "group norm"),
+        (lambda: alexnet(1, 10, 8, widths=(4, 4, 4, 4, 4)), "no norm"),
+        (lambda: nn.TransformerEncoderLayer(8, 2), "transformer"),
+    ],
+)
+def test_a_network_is_known_by_what_it_normalises_with(model, kind):
+    assert kind_of(model()) == kind
+
+
+def test_only_a_shallow_instance_norm_network_is_at_home_with_learned_targets():
+    deep = vgg(1, 10, 8, widths=(4, 4, 4, 4, 4))
+    assert at_home(LEARNED, small())
+    assert not at_home(LEARNED, small("batch"))
+    assert not at_home(LEARNED, deep)
+    assert not at_home(REAL, small())
+    home, away, real = (recipe_for(c, m) for c, m in ((LEARNED, small()), (LEARNED, deep), (REAL, small())))
+    assert (home.loss, home.labels, home.augmentation) == ("squared-error", "own", ())
+    assert (away.loss, away.labels) == ("cross-entropy", "soft")
+    assert (real.loss, real.labels) == ("cross-entropy", "hard")
+
+
+def test_real_and_learned_images_get_the_same_training_away_from_home():
+    one, other = (recipe_for(coreset, small("batch")) for coreset in (LEARNED, REAL))
+    assert replace(one, labels="hard") == other
+
+
+def test_digits_are_not_flipped_and_clothes_are():
+    clothes = load_coreset("fashion-mnist/herding-1")
+    assert recipe_for(REAL, small("batch")).augmentation == ("shift",)
+    assert recipe_for(clothes, small("batch")).augmentation == ("shift", "flip")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": "hinge"}, "loss must be one of cross-entropy, squared-error, got 'hinge'"),
+        ({"labels": "raw"}, "labels must be one of hard, soft, own, got 'raw'"),
+        ({"optimizer": "lion"}, "optimizer must be one of adamw, sgd, got 'lion'"),
+        ({"lr": 0}, "lr must be positive, got 0"),
+        ({"steps": -1}, "steps must be positive, got -1"),
+        ({"mixing": -0.1}, "mixing must be at least 0, got -0.1"),
+        ({"augmentation": "shift"}, "augmentation must be a tuple of shift, flip, or empty, got 'shift'"),
+        ({"augmentation": ("rotate",)}, r"augmentation must be .*, got \('rotate',\)"),
+        ({"loss": "squared-error", "labels": "soft"}, "squared-error needs .*labels='own', got 'soft'"),
+    ],
+)
+def test_a_recipe_that_makes_no_sense_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingRecipe("any", **change)
+
+
+def test_a_loss_that_the_targets_are_not_meant_for_is_refused():
+    with pytest.raises(ValueError, match="loss must be 'cross-entropy' for labels='own' of hard targets"):
+        fit(small(), REAL, TrainingRecipe("any", "squared-error", "own"))
+    with pytest.raises(ValueError, match="loss must be 'squared-error' for labels='own' of regression targets"):
+        fit(small(), LEARNED, TrainingRecipe("any", "cross-entropy", "own"))
+
+
+@pytest.mark.parametrize("labels", ["own", "soft", "hard"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_fit_learns_the_set_by_every_kind_of_label_and_leaves_the_world_as_it_was(labels, optimizer):
+    recipe = replace(recipe_for(LEARNED, small(), labels=labels), steps=60, optimizer=optimizer, augmentation=())
+    recipe = replace(recipe, lr=0.02)
+    torch.manual_seed(0)
+    model, before = convnet(1, 10, 8, widths=(16, 32)), torch.get_rng_state()
+    result = fit(model, LEARNED, recipe)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert result.model is model
+    assert not model.training
+    assert result.test_accuracy is None
+    assert result.train_accuracy == 1
+    assert accuracy_on(model, (LEARNED.inputs, LEARNED.targets.argmax(1))) == result.train_accuracy
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others():
+    recipe = replace(recipe_for(REAL, small("batch")), steps=3, mixing=0.4, batch_size=4)
+    models = [fit(small("batch"), REAL, recipe, seed=seed).model for seed in (0, 0, 1)]
+    first, again, other = (torch.cat([p.flatten() for p in m.parameters()]) for m in models)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_training_is_adamw_along_one_cycle_written_out():
+    recipe = replace(recipe_for(LEARNED, small(), labels="soft"), steps=4, batch_size=10, augmentation=())
+    model, by_hand = small(), small()
+    fit(model, LEARNED, recipe)
+    optimizer = torch.optim.AdamW(by_hand.parameters(), recipe.lr, weight_decay=recipe.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=4)
+    for _ in range(4):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(by_hand(LEARNED.inputs), (SHARPNESS * LEARNED.targets).softmax(-1)).backward()
+        optimizer.step()
+        schedule.step()
+    # outputs, not weights: Adam blows rounding errors in zero gradients (biases before a norm) up to whole steps
+    assert torch.allclose(model(REAL.inputs / 255), by_hand(REAL.inputs / 255), atol=1e-3)
+    assert not torch.allclose(model(REAL.inputs / 255), small()(REAL.inputs / 255), atol=1e-2)
+
+
+def test_a_divergence_is_named_with_what_to_lower():
+    recipe = replace(recipe_for(LEARNED, small()), optimizer="sgd", lr=1e9, steps=30)
+    with pytest.raises(
+        ValueError, match=r"became (nan|inf) at step \d+ of 30 \(squared-error, lr 1e\+09\); lower lr.*3e\+08"
+    ):
+        fit(small(), LEARNED, recipe)
+
+
+def test_accuracy_is_the_same_from_tensors_a_data_set_and_a_loader():
+    x, y = torch.rand(30, 1, 8, 8), torch.randint(10, (30,))
+    model = small("batch")
+    expected = (model.eval()(x).argmax(1) == y).double().mean().item()
+    sets = (
+        (x, y),
+        TensorDataset(x, y),
+        DataLoader(TensorDataset(x, y), 7),
+        SyntheticCoreset(x, y, preprocessing=Raw()),
+    )
+    assert [accuracy_on(model, each) for each in sets] == [pytest.approx(expected)] * 4
+    with pytest.raises(TypeError, match="test must be .* got a Tensor"):
+        accuracy_on(model, x)
+    with pytest.raises(ValueError, match="at least one example"):
+        accuracy_on(model, TensorDataset(x[:0], y[:0]))
+
+
+def test_data_that_are_no_coreset_are_refused():
+    with pytest.raises(TypeError, match="train_set must be a SyntheticCoreset .* got a TensorDataset"):
+        fit(small(), TensorDataset(REAL.inputs))
+
+
+def test_logits_are_found_in_what_models_return():
+    logits = torch.rand(2, 3)
+    named = type("Output", (), {"logits": logits})()
+    assert all(logits_of(each) is logits for each in (logits, (logits, None), named))
+
+
+def test_soft_targets_are_probabilities_in_the_order_of_the_learned_ones():
+    soft = targets_as(LEARNED, "soft")
+    assert torch.allclose(soft.sum(1), torch.ones(10))
+    assert torch.equal(soft.argsort(1), LEARNED.targets.argsort(1))
+
+
+def test_shifts_move_each_image_by_itself_and_repeat_its_border():
+    images = torch.rand(40, 2, 8, 8)
+    moved = shift(images, torch.Generator().manual_seed(0))
+    found = set()
+    for before, after in zip(images, moved, strict=True):
+        padded = nn.functional.pad(before[None], (1, 1, 1, 1), mode="replicate")[0]  # an eighth of 8 is 1
+        places = [(r, c) for r in range(3) for c in range(3) if torch.equal(padded[:, r : r + 8, c : c + 8], after)]
+        assert len(places) == 1
+        found |= set(places)
+    assert len(found) == 9
+
+
+def test_flips_turn_about_half_of_the_images():
+    images = torch.rand(200, 1, 4, 4)
+    turned = flip(images, torch.Generator().manual_seed(0))
+    flipped = [torch.equal(after, before.flip(-1)) for before, after in zip(images, turned, strict=True)]
+    same = [torch.equal(after, before) for before, after in zip(images, turned, strict=True)]
+    assert all(f != s for f, s in zip(flipped, same, strict=True))
+    assert 70 < sum(flipped) < 130
+    assert torch.equal(changed(images, (), torch.Generator()), images)
+
+
+def test_mixing_blends_images_and_targets_by_the_same_shares():
+    targets = one_hot(torch.arange(6), 6)
+    images = targets[:, :, None, None].expand(6, 6, 2, 2)  # an image that says its own target
+    x, y = mixed(images, targets, 0.4, torch.Generator().manual_seed(0))
+    assert torch.allclose(x[:, :, 0, 0], y)
+    assert torch.allclose(y.sum(1), torch.ones(6))
+    assert len({round(float(row.max()), 4) for row in y}) > 3  # a share for each image, not one for all
