@@ -28,7 +28,7 @@ def add_distill(commands: Any) -> None:
         description="Learns a coreset. Ctrl-C saves; with --resume the result is the same as without an interruption.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example:\n"
-        "  coreset-sampler distill fashion-mnist --data DIR --method vbpc --images-per-class 10 -o fmnist.safetensors",
+        "  coreset-sampler distill fashion-mnist --data DIR --networks many --images-per-class 10 -o fmnist.safetensors",
     )
     add_data_and_widths(command)
     known = f"what it should work for: many, or one or more of {', '.join(NETWORKS)}, as in convnet,resnet-batch:16-32"

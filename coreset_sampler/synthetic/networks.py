@@ -144,7 +144,8 @@ class _Tokens(nn.Module):
         self.position = nn.Parameter(0.02 * torch.randn((image_size // patch) ** 2, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.embed(x).flatten(2).transpose(1, 2) + self.position
+        patches: Tensor = self.embed(x)
+        return patches.flatten(2).transpose(1, 2) + self.position
 
 
 class _Mean(nn.Module):
