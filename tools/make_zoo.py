@@ -4,8 +4,9 @@
 
 `--data` is a folder of folders by data set, `fashion-mnist` and `cifar10`, each of which `datasets.load_dataset` opens; the
 digits of scikit-learn need none. Two kinds ship: real images picked by k-center or herding on pixels, class by class,
-which take a moment, and images learned by VBPC from all training images, which take minutes to most of an hour of one
-core and save themselves in `--runs`: a killed run, started again, continues.
+which take a moment, and images learned by VBPC from all training images, for one ConvNet or (`vbpc-many`) for networks of
+several kinds. Those take minutes to most of an hour of one core and save themselves in `--runs`: a killed run, started
+again, continues.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ METRICS = ("accuracy", "nll", "ece", "brier")
 STEPS = 500
 METHODS: dict[str, Callable[[Tensor, int], Coreset]] = {"k-center": farthest_first, "herding": match_mean}
 PICKED = ["digits/k-center-1", "digits/k-center-10", "fashion-mnist/herding-1", "fashion-mnist/herding-10"]
-NAMES = PICKED + [f"{data}/vbpc-{count}" for data, count in VBPC]
+MANY = [f"{data}/vbpc-many-{count}" for data, count in VBPC]
+NAMES = PICKED + [f"{data}/vbpc-{count}" for data, count in VBPC] + MANY
 LICENCES = {"fashion-mnist": "MIT (Zalando SE 2017)", "cifar10": "unstated (Krizhevsky 2009)"}
 NOTES = {
     "digits/k-center-10": "preferred to herding (0.9552 ± 0.0044, n = 5) on these same 500 images: slightly favourable",
@@ -131,18 +133,20 @@ def picked(data: ImageData, method: str, per_class: int, commit: str) -> Synthet
     return build(measured)
 
 
-def distilled(data: ImageData, per_class: int, *, runs: Path, commit: str) -> SyntheticCoreset:
+def distilled(data: ImageData, method: str, per_class: int, *, runs: Path, commit: str) -> SyntheticCoreset:
     """Images learned by VBPC from all training images, measured on all test images as they are meant to be used."""
-    name, before = f"{data.name}/vbpc-{per_class}", time.process_time()
+    name, before = f"{data.name}/{method}-{per_class}", time.process_time()
     coreset = distill(
         data,
         images_per_class=per_class,
+        networks="many" if method == "vbpc-many" else "convnet",
         settings={"compiled": True},
         held_out=0.0,
         resume=runs / f"{name.replace('/', '-')}.run.safetensors",
         progress=lambda line: print(f"{name}: {line}", flush=True),
     )
-    facts = {key: coreset.provenance[key] for key in ("data", "settings", "network", "seed", "steps", "minutes")}
+    kept = ("data", "settings", "network", "networks", "seed", "steps", "minutes", "version")
+    facts = {key: coreset.provenance[key] for key in kept if key in coreset.provenance}
     coreset.provenance = facts | {
         "licence": data.licence,
         "made": "learned by VBPC from all training images; started from random real ones",
@@ -202,8 +206,8 @@ def main() -> None:
     for name in options.only:
         data_name, method, per_class = re.fullmatch(r"(.+)/(.+)-(\d+)", name).groups()  # type: ignore[union-attr]
         data = opened(data_name, options.data)
-        if method == "vbpc":
-            coreset = distilled(data, int(per_class), runs=options.runs, commit=commit)
+        if method in ("vbpc", "vbpc-many"):
+            coreset = distilled(data, method, int(per_class), runs=options.runs, commit=commit)
         else:
             coreset = picked(data, method, int(per_class), commit)
         about = write(name, coreset)

@@ -13,8 +13,9 @@ from ..synthetic.distillers.claim import claimed
 from ..synthetic.distillers.presets import METHODS, PRESETS
 from ..synthetic.distillers.run import StoppedError, checkpoint_beside
 from ..synthetic.distillers.state import DivergedError
+from ..synthetic.networks import NETWORKS, kinds
 from ..synthetic.pipeline import distill
-from .options import add_data_and_network, add_defaults, assignments, data_of
+from .options import add_data_and_widths, add_defaults, assignments, data_of, names
 
 _ENDING = ".safetensors"
 
@@ -27,9 +28,11 @@ def add_distill(commands: Any) -> None:
         description="Learns a coreset. Ctrl-C saves; with --resume the result is the same as without an interruption.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example:\n"
-        "  coreset-sampler distill fashion-mnist --data DIR --method vbpc --images-per-class 10 -o fmnist.safetensors",
+        "  coreset-sampler distill fashion-mnist --data DIR --networks many --images-per-class 10 -o fmnist.safetensors",
     )
-    add_data_and_network(command)
+    add_data_and_widths(command)
+    known = f"what it should work for: many, or one or more of {', '.join(NETWORKS)}, as in convnet,resnet-batch:16-32"
+    command.add_argument("--networks", type=names, metavar="NAMES", help=known)
     command.add_argument("--method", choices=list(METHODS), help="how")
     command.add_argument("--images-per-class", type=int, metavar="N", help="how many to learn")
     command.add_argument("-o", "--output", required=True, metavar="FILE", help=f"coreset to write ({_ENDING})")
@@ -67,7 +70,7 @@ def _run(options: argparse.Namespace) -> None:
 def _distilled(options: argparse.Namespace, output: Path) -> SyntheticCoreset:
     """Calls `distill`; an exit or an error says how to resume."""
     checkpoint = checkpoint_beside(output)
-    same = ["name", "method", "images_per_class", "minutes", "steps", "preset", "experts", "network", "widths"]
+    same = ["name", "method", "images_per_class", "minutes", "steps", "preset", "experts", "networks", "widths"]
     same += ["image_size", "evaluate_every", "save_every", "seed", "device"]
     try:
         return distill(
@@ -109,7 +112,9 @@ def _command(options: argparse.Namespace, coreset: SyntheticCoreset) -> str:
     """The command that makes the set again, without the paths of this machine."""
     words = ["coreset-sampler distill", options.name, *([] if options.data is None else ["--data DIR"])]
     words += [f"--method {options.method} --images-per-class {options.images_per_class}"]
-    words += [f"--network {options.network} --preset {options.preset} --steps {coreset.provenance['steps']}"]
+    words += [
+        f"--networks {','.join(kinds(options.networks))} --preset {options.preset} --steps {coreset.provenance['steps']}"
+    ]
     words += [f"--seed {options.seed}"]
     words += [f"--image-size {options.image_size}"] if options.image_size else []
     words += [f"--minutes {options.minutes}"] if options.minutes else []

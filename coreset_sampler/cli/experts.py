@@ -13,10 +13,11 @@ from torch import distributed
 from ..distributed import world
 from ..synthetic.distillers.experts import Experts, train_experts
 from ..synthetic.image_data import open_images
+from ..synthetic.networks import NETWORKS
 from ..synthetic.pipeline import distill, make_experts, warn_if_untrained
 from ..synthetic.problem import make_problem
 from ..synthetic.reporting import Reporter
-from .options import add_data_and_network, add_defaults, data_of
+from .options import add_data_and_widths, add_defaults, data_of
 
 
 def add_experts(commands: Any) -> None:
@@ -30,7 +31,10 @@ def add_experts(commands: Any) -> None:
         epilog="example:\n  coreset-sampler experts DIR digits --experts 6 --epochs 8 --lr 0.03 --batch 64",
     )
     command.add_argument("folder", metavar="DIR", help="folder for the trajectories")
-    add_data_and_network(command)
+    add_data_and_widths(command)
+    command.add_argument(
+        "--network", default="convnet", metavar="NAME", help=f"{', '.join(NETWORKS)} (default: convnet)"
+    )
     command.add_argument("--experts", type=int, help="how many")
     command.add_argument("--epochs", type=int, help="of each")
     command.add_argument("--lr", type=float, help="learning rate of SGD")
@@ -59,7 +63,7 @@ def _run(options: argparse.Namespace) -> None:
 def _train(options: argparse.Namespace, several: bool) -> None:
     images, report = open_images(data_of(options), image_size=options.image_size), Reporter(True)
     problem = make_problem(
-        images, name=options.name, network_name=options.network, widths=options.widths, device=options.device
+        images, name=options.name, networks=options.network, widths=options.widths, device=options.device
     )
     training = {name: getattr(options, name) for name in ("experts", "epochs", "lr", "batch", "examples", "seed")}
     made = make_experts(problem, Path(options.folder), report=report, **training)

@@ -10,16 +10,13 @@ from typing import Any
 
 import torch
 
-from ..synthetic.networks import NETWORKS
 
-
-def add_data_and_network(command: argparse.ArgumentParser) -> None:
-    """The options that name data and network."""
+def add_data_and_widths(command: argparse.ArgumentParser) -> None:
+    """The options that name the data, and those of a run."""
     command.add_argument("name", metavar="NAME", help="what to call the data: digits (built in), fashion-mnist, ...")
     command.add_argument("--data", metavar="DIR", help="folder that datasets.load_dataset opens; digits needs none")
     command.add_argument("--image-size", type=int, metavar="PIXELS", help="scale and crop images to so many pixels")
-    command.add_argument("--network", choices=list(NETWORKS), help="what to train")
-    add_widths(command, "channels of its blocks")
+    add_widths(command, "channels of the network's blocks")
     command.add_argument("--seed", type=int, help="of everything random")
     command.add_argument("--threads", type=int, help="of torch; the same result needs the same number")
     command.add_argument("--device", help="such as cuda")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -133,7 +134,98 @@ def resnet(
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
 
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "resnet": resnet, "vgg": vgg, "alexnet": alexnet}
+class _Tokens(nn.Module):
+    """Square patches as vectors, with a learned position each."""
+
+    def __init__(self, channels: int, width: int, image_size: int) -> None:
+        super().__init__()
+        patch = max(1, image_size // 4)
+        self.embed = nn.Conv2d(channels, width, patch, patch)
+        self.position = nn.Parameter(0.02 * torch.randn((image_size // patch) ** 2, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches: Tensor = self.embed(x)
+        return patches.flatten(2).transpose(1, 2) + self.position
+
+
+class _Mean(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens.mean(1)
+
+
+def vit(
+    channels: int, num_classes: int, image_size: int, *, widths: Sequence[int] = (64, 64, 64), norm: Norm | None = None
+) -> nn.Sequential:
+    """A small vision transformer: about 4 x 4 patches, a block for each width, which must all be the same; LayerNorm."""
+    width = widths[0]
+    if norm is not None or set(widths) != {width} or width % 32:
+        raise ValueError(
+            f"vit takes equal widths, multiples of 32, and no norm, got widths {list(widths)}, norm {norm}"
+        )
+    blocks = [
+        nn.TransformerEncoderLayer(width, width // 32, 2 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        for _ in widths
+    ]
+    tokens = _Tokens(channels, width, image_size)
+    return nn.Sequential(tokens, *blocks, nn.LayerNorm(width), _Mean(), nn.Linear(width, num_classes))
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "convnet": convnet,
+    "resnet": resnet,
+    "vgg": vgg,
+    "alexnet": alexnet,
+    "vit": vit,
+}
+
+
+MANY: tuple[str, ...] = (
+    "convnet-instance:16-32-64",
+    "convnet-batch:16-32-64",
+    "convnet-group:16-32-64",
+    "resnet-batch:8-16-32",
+    "vgg-batch:8-16-32-32-32",
+    "vit:64-64",
+)
+"""Small networks of the kinds that people train: what `networks="many"` distils for."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of network in words, such as `convnet-batch:32-64`: name, norm and widths, the last two as they come."""
+
+    name: str
+    norm: str | None = None
+    widths: tuple[int, ...] | None = None
+
+    @classmethod
+    def parse(cls, text: str, widths: Sequence[int] | None = None) -> Kind:
+        """The kind of this text; `widths` go before its own."""
+        words, _, numbers = str(text).partition(":")
+        name, _, norm = words.partition("-")
+        if name not in NETWORKS or (norm and norm not in NORMS):
+            raise ValueError(
+                f"unknown network {text!r}; known: {', '.join(NETWORKS)}; norm and widths may follow, as in "
+                f"convnet-batch:32-64 (norms: {', '.join(NORMS)})"
+            )
+        own = [int(part) if part.isdecimal() else part for part in numbers.split("-")] if numbers else None
+        _check_widths(widths if widths is not None else own)
+        used = widths if widths is not None else own
+        return cls(name, norm or None, None if used is None else tuple(used))  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        widths = "" if self.widths is None else ":" + "-".join(map(str, self.widths))
+        return f"{self.name}{'' if self.norm is None else '-' + self.norm}{widths}"
+
+
+def kinds(asked: str | Sequence[str]) -> tuple[str, ...]:
+    """Kinds of networks as somebody names them: one, several, or `"many"` for those of `MANY`."""
+    names = (asked,) if isinstance(asked, str) else tuple(asked)
+    if not names:
+        raise ValueError(
+            f"networks must name at least one, such as convnet, got none; known: many, {', '.join(NETWORKS)}"
+        )
+    return MANY if names == ("many",) else tuple(str(Kind.parse(name)) for name in names)
 
 
 def network(
@@ -142,26 +234,26 @@ def network(
     """A maker of fresh networks by name.
 
     Args:
-        name: of `NETWORKS`.
+        name: of `NETWORKS`; norm and widths may follow, as in `"resnet-batch:16-32"`.
         channels, num_classes, image_size: of the images, the last in pixels of a side.
         widths: channels of the blocks; the network's own if not said.
     """
-    _check(name, widths)
-    make = partial(NETWORKS[name], channels, num_classes, image_size)
-    return make if widths is None else partial(make, widths=tuple(widths))
+    kind = Kind.parse(name, widths)
+    make = partial(NETWORKS[kind.name], channels, num_classes, image_size)
+    make = make if kind.widths is None else partial(make, widths=kind.widths)
+    return make if kind.norm is None else partial(make, norm=NORMS[kind.norm])
 
 
 def description(name: str, widths: Sequence[int] | None = None) -> dict[str, Any]:
     """A network of this file in plain values, for a coreset to record: `net`, `widths`, `depth` and `norm`."""
-    _check(name, widths)
-    defaults = {key: p.default for key, p in inspect.signature(NETWORKS[name]).parameters.items()}
-    widths = list(defaults["widths"] if widths is None else widths)
-    return {"net": name, "widths": widths, "depth": len(widths), "norm": getattr(defaults["norm"], "__name__", None)}
+    kind = Kind.parse(name, widths)
+    defaults = {key: p.default for key, p in inspect.signature(NETWORKS[kind.name]).parameters.items()}
+    used = list(defaults["widths"] if kind.widths is None else kind.widths)
+    norm = defaults["norm"] if kind.norm is None else NORMS[kind.norm]
+    return {"net": kind.name, "widths": used, "depth": len(used), "norm": getattr(norm, "__name__", None)}
 
 
-def _check(name: str, widths: Sequence[int] | None) -> None:
-    if name not in NETWORKS:
-        raise ValueError(f"unknown network {name!r}; known: {', '.join(NETWORKS)}")
+def _check_widths(widths: Sequence[Any] | None) -> None:
     if widths is None:
         return
     listed = isinstance(widths, (list, tuple)) and 0 < len(widths) <= 64

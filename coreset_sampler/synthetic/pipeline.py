@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from .distillers.checkpoint import Progress as Run
 from .distillers.claim import claimed
 from .distillers.experts import Experts, read_description, train_experts, untrained
 from .distillers.film import draw_film
-from .distillers.presets import METHODS, ExpertPreset, Method, Preset, PresetName
+from .distillers.presets import METHODS, ExpertPreset, Method, PresetName
 from .distillers.presets import preset as look_up
 from .distillers.run import StoppedError, as_coreset, held_out_accuracy, run, saver, settings_of, start
 from .distillers.state import Distiller, Source, State
 from .image_data import Images, open_images
-from .networks import description
+from .networks import description, kinds
 from .problem import Problem, make_problem
 from .reporting import Progress, Reporter
 
@@ -43,7 +43,7 @@ def distill(
     settings: Mapping[str, Any] | None = None,
     experts: str | os.PathLike[str] | None = None,
     expert_settings: Mapping[str, Any] | None = None,
-    network: str = "convnet",
+    networks: str | Sequence[str] = "convnet",
     widths: Sequence[int] | None = None,
     image_size: int | None = None,
     held_out: float = 0.1,
@@ -74,8 +74,9 @@ def distill(
         settings: of the method, over the preset's: `{"lr": 300}`.
         experts: folder of experts, ours or MTT's; what is missing there is trained first. By default in `resume`.
         expert_settings: over the preset's: experts, epochs, lr, batch.
-        network: of `NETWORKS`.
-        widths: channels of its blocks; the preset's if not said.
+        networks: what the coreset should work for: one of `NETWORKS`, or with VBPC `"many"` or several kinds, as in
+            `["convnet", "resnet-batch:16-32"]` (docs/choosing_a_distiller.md).
+        widths: channels of the one network's blocks; the preset's if not said.
         image_size: scale and crop images to so many pixels.
         held_out: share of the training images on which accuracy is measured on the way, and nothing is learned; 0 for none.
         evaluate_every: steps between two of these measurements; by default ten in all.
@@ -92,9 +93,10 @@ def distill(
         >>> print(evaluate(coreset, "digits"))
     """
     images = open_images(data, image_size=image_size)
-    plan = _plan(preset, method, name or images.name, images_per_class, steps, settings or {})
-    widths = widths or (plan.widths if network == "convnet" else None)
-    problem = make_problem(images, name=name, network_name=network, widths=widths, held_out=held_out, device=device)
+    several = len(kinds(networks)) > 1
+    plan = look_up(preset, method, name or images.name, images_per_class, several=several).over(steps, settings or {})
+    widths = widths or (plan.widths if kinds(networks) == ("convnet",) else None)
+    problem = make_problem(images, name=name, networks=networks, widths=widths, held_out=held_out, device=device)
     problem.check_images_per_class(images_per_class)
     distiller = build(method, problem, plan.settings)
     report = Reporter(progress)
@@ -147,7 +149,9 @@ def build(method: Method, problem: Problem, settings: Mapping[str, Any]) -> Dist
         for name in settings:
             if name not in known:
                 raise ValueError(f"{method} has no setting {name!r}; it has {', '.join(known)}")
-    return make(problem.network, **settings)
+    if len(problem.networks) == 1:
+        return make(problem.network, **settings)
+    return make(problem.networks, **{"bounds": problem.pixel_bounds, **settings})
 
 
 def make_experts(
@@ -179,17 +183,6 @@ def warn_if_untrained(experts: Experts, problem: Problem, report: Reporter) -> N
     data = problem.train if problem.held_out is None else problem.held_out
     if warning := untrained(experts, problem.network, data):
         report.note(warning)
-
-
-def _plan(
-    name: PresetName, method: Method, data: str, images_per_class: int, steps: int | None, settings: Mapping[str, Any]
-) -> Preset:
-    plan = look_up(name, method, data, images_per_class)
-    steps = plan.steps if steps is None else steps
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}; leave them out for the preset's {plan.steps}")
-    decay = {"decay": steps} if method == "vbpc" else {}  # its learning rates fall until the last step
-    return replace(plan, steps=steps, settings=plan.settings | decay | dict(settings))
 
 
 @dataclass(frozen=True)
@@ -226,7 +219,10 @@ def _said_where(path: Path | None) -> Iterator[None]:
 def _experts_name(problem: Problem) -> str:
     """A folder for each data set and network."""
     about = problem.about_network
-    return "-".join(["experts", problem.name, about["network"], *map(str, about["widths"] or ())])
+    one = "network" in about
+    return "-".join(
+        ["experts", problem.name, about["network"] if one else "many", *map(str, about.get("widths") or ())]
+    )
 
 
 def _source(
@@ -274,12 +270,19 @@ def _provenance(record: dict[str, Any], done: Run) -> dict[str, Any]:
         "data": record["data"],
         "version": __version__,
         "settings": changes[0][1] if len(changes) == 1 else changes,
-        "network": description(record["network"], record["widths"]),
+        **_about_networks(record),
         "seed": record["seed"],
         "steps": done.state.step,
         "minutes": round(done.seconds / 60, 2),
         "held_out": done.history,
     }
+
+
+def _about_networks(record: dict[str, Any]) -> dict[str, Any]:
+    """What the set was made for: the network, or all kinds and the first of them."""
+    if "networks" not in record:
+        return {"network": description(record["network"], record["widths"])}
+    return {"networks": record["networks"], "network": description(record["networks"][0])}
 
 
 def _film(

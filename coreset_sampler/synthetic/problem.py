@@ -1,4 +1,4 @@
-"""What a coreset is learned for: training images, images held out of them, and a maker of networks."""
+"""What a coreset is learned for: training images, images held out of them, and makers of networks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from .distillers.real_data import RealData
 from .image_data import ImageData
-from .networks import Network, network
+from .networks import Network, kinds, network
 from .preprocessing import Normalize
 
 _MOST_HELD_OUT = 1000
@@ -18,7 +18,7 @@ _MOST_HELD_OUT = 1000
 
 @dataclass(frozen=True)
 class Problem:
-    """Training images, images held out of them, and a maker of networks. Test images are never here.
+    """Training images, images held out of them, and makers of networks. Test images are never here.
 
     Args:
         name: what the data are called.
@@ -26,8 +26,8 @@ class Problem:
         train: what is learned from.
         held_out: what accuracy is measured on meanwhile; `None` if nothing is held out.
         preprocessing: of all of them.
-        network: makes a fresh network.
-        about_network: the same in plain values: kind, widths, channels, number of classes and pixels.
+        networks: makers of fresh networks, one for each kind.
+        about_network: the same in plain values: kind and widths, or kinds; channels, number of classes and pixels.
     """
 
     name: str
@@ -35,8 +35,21 @@ class Problem:
     train: RealData
     held_out: RealData | None
     preprocessing: Normalize
-    network: Network
+    networks: tuple[Network, ...]
     about_network: dict[str, Any]
+
+    @property
+    def network(self) -> Network:
+        """The maker of the first kind: what experts are, and what accuracy is measured with."""
+        return self.networks[0]
+
+    @property
+    def pixel_bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Black and white as a network sees them, a number for each channel."""
+        shape = self.about_network["channels"], 1, 1
+        ends = self.preprocessing(torch.zeros(shape)), self.preprocessing(torch.ones(shape))
+        black, white = (tuple(end.flatten().tolist()) for end in ends)
+        return black, white
 
     def check_images_per_class(self, count: int) -> None:
         """Refuses more images per class than every class has."""
@@ -62,7 +75,7 @@ def make_problem(
     images: ImageData,
     *,
     name: str | None = None,
-    network_name: str = "convnet",
+    networks: str | Sequence[str] = "convnet",
     widths: Sequence[int] | None = None,
     held_out: float = 0.1,
     device: str = "cpu",
@@ -72,15 +85,14 @@ def make_problem(
     Args:
         images: the data; of these only the training images are used.
         name: what to call them; their own name if not said.
-        network_name: of `NETWORKS`.
-        widths: channels of its blocks; of the ConvNet 128 in up to three blocks if not said.
+        networks: one of `NETWORKS`, several kinds of them, or `"many"`.
+        widths: channels of the blocks of the one; of the ConvNet 128 in up to three blocks if not said.
         held_out: share of each class that is not trained on; 0 for none.
         device: where batches are put.
     """
     _check_device(device)
     split = images.validation_split(held_out) if held_out else images
     normalize = split.normalize()
-    widths = list(widths) if widths else _default_widths(network_name, split.image_size)
     shape = split.channels, split.num_classes, split.image_size
     kept = [part[:_MOST_HELD_OUT] for part in split.test]
     return Problem(
@@ -89,10 +101,24 @@ def make_problem(
         RealData(*split.train, preprocessing=normalize, device=device),
         RealData(*kept, preprocessing=normalize, device=device) if held_out else None,
         normalize,
-        network(network_name, *shape, widths=widths),
-        {"network": network_name, "widths": widths}
-        | dict(zip(("channels", "num_classes", "image_size"), shape, strict=True)),
+        *_networks(kinds(networks), widths, shape),
     )
+
+
+def _networks(
+    names: tuple[str, ...], widths: Sequence[int] | None, shape: tuple[int, int, int]
+) -> tuple[tuple[Network, ...], dict[str, Any]]:
+    """Makers of networks, and what a record says of them."""
+    about = dict(zip(("channels", "num_classes", "image_size"), shape, strict=True))
+    if len(names) == 1:
+        used = list(widths) if widths else _default_widths(names[0], shape[-1])
+        return (network(names[0], *shape, widths=used),), {"network": names[0], "widths": used, **about}
+    if widths:
+        raise ValueError(
+            f"widths must be left out where there are several networks, got {list(widths)}; say them with each, as in "
+            "convnet:32-64"
+        )
+    return tuple(network(name, *shape) for name in names), {"networks": list(names), **about}
 
 
 def _check_device(device: str) -> None:

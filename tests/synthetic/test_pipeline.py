@@ -99,7 +99,7 @@ def test_floats_bytes_and_arrays_are_the_same_images():
     [
         ({"method": "dc"}, "unknown method 'dc'; known: rkl, w"),
         ({"preset": "fast"}, "unknown preset 'fast'; known: cpu, paper"),
-        ({"network": "lenet"}, "unknown network 'lenet'; known: convnet"),
+        ({"networks": "lenet"}, "unknown network 'lenet'; known: convnet"),
         ({"settings": {"speed": 1}}, "vbpc has no setting 'speed'; it has rho"),
         ({"images_per_class": 0}, "images_per_class must be at least 1, got 0"),
         ({"images_per_class": 99}, "class '0' has 18 besides those held out"),

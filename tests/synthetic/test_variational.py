@@ -15,7 +15,7 @@ from coreset_sampler.synthetic.distillers.state import DivergedError
 from coreset_sampler.synthetic.distillers.variational import Variational
 from coreset_sampler.synthetic.image_data import open_images
 from coreset_sampler.synthetic.inference.predict import by_last_layer
-from coreset_sampler.synthetic.networks import convnet
+from coreset_sampler.synthetic.networks import convnet, instance_norm
 
 NETWORK = partial(convnet, 1, 10, 8, widths=(16, 32))
 SMALL = partial(convnet, 1, 3, 8, widths=(4,))
@@ -37,21 +37,22 @@ def after(distiller, state, steps, data=None):
     return state
 
 
-def double_convnet():
-    return convnet(1, 3, 8, widths=(4,)).double()
-
-
-@pytest.mark.parametrize("n", [6, 80], ids=["kernel form", "primal form, more examples than features"])
-def test_the_gradient_is_that_of_finite_differences_through_the_network(n):
+@pytest.mark.parametrize(
+    ("n", "norm"),
+    [(6, instance_norm), (80, instance_norm), (6, nn.BatchNorm2d)],
+    ids=["kernel form", "primal form, more examples than features", "through the real batch, by BatchNorm"],
+)
+def test_the_gradient_is_that_of_finite_differences_through_the_network(n, norm):
     generator = torch.Generator().manual_seed(0)
-    distiller = Variational(double_convnet, beta=1e-3)
+    distiller = Variational(lambda: convnet(1, 3, 8, widths=(4,), norm=norm).double(), beta=1e-3)
     inputs = torch.randn(n, 1, 8, 8, generator=generator, dtype=torch.float64)
     state = distiller.init(inputs, torch.arange(n) % 3, seed=0)
     real, labels = torch.randn(20, 1, 8, 8, generator=generator).double(), torch.arange(20) % 3
-    parameters = distiller._parameters(state.memory, 0)
+    (kind,) = distiller._kinds
+    parameters = kind.parameters(state.memory["network.0"])
 
     def loss(inputs, targets):
-        features = [distiller._features(parameters, x) for x in (inputs, real)]
+        features = kind.both_features(parameters, inputs, real)
         return distiller.loss(features[0], targets, features[1], labels, n=500)[0]
 
     pair = [state.inputs.requires_grad_(), state.targets.requires_grad_()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
@@ -87,6 +88,34 @@ def augment(images: Tensor, generator: Generator, *, ways: Sequence[Augmentation
         raise ValueError("ways must name at least one augmentation, got none; for none at all pass augmentation=None")
     way = ways[int(torch.randint(len(ways), (), generator=generator))]
     return way(images, generator)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Shifted, stretched and mirrored at random, in one interpolation; pixels at the edge go on beyond it.
+
+    Args:
+        shift: as a share of the sides, either way.
+        stretch: by up to this factor either way, each side by its own.
+        mirror: left and right change sides, every other time. Not for digits, whose class it changes.
+        each: a draw for every image; else one for the whole batch.
+    """
+
+    shift: float = 0.125
+    stretch: float = 1.2
+    mirror: bool = True
+    each: bool = False
+
+    def __call__(self, images: Tensor, generator: Generator) -> Tensor:
+        """Images of the same shape, differentiable in the images."""
+        draws = torch.rand(len(images) if self.each else 1, 5, generator=generator)
+        factors = 1 / self.stretch + (self.stretch - 1 / self.stretch) * draws[:, :2]
+        if self.mirror:
+            factors = factors * torch.where(draws[:, 4:] < 0.5, torch.tensor([-1.0, 1.0]), torch.ones(2))
+        offsets = 2 * self.shift * (2 * draws[:, 2:4] - 1)  # coordinates run from -1 to 1
+        matrix = torch.cat([torch.diag_embed(factors), offsets[:, :, None]], 2).to(images)
+        grid = functional.affine_grid(matrix.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+        return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
 def _uniform(count: int, generator: Generator) -> list[float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from .augment import Moves
 from .contrastive_divergence import ContrastiveDivergence
 from .forward_kl import ForwardKL
 from .reverse_kl import ReverseKL
@@ -49,12 +50,22 @@ class Preset:
         settings: of the method, where they differ from its defaults.
         widths: of the ConvNet; 128 in every block if not said.
         experts: for the methods that need them.
+        decays: learning rates fall until the last step.
     """
 
     steps: int
     settings: dict[str, Any] = field(default_factory=dict)
     widths: tuple[int, ...] | None = None
     experts: ExpertPreset | None = None
+    decays: bool = False
+
+    def over(self, steps: int | None, settings: Mapping[str, Any]) -> Preset:
+        """The same with other steps, where these are said, and with these settings over its own."""
+        steps = self.steps if steps is None else steps
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}; leave them out for the preset's {self.steps}")
+        decay = {"decay": steps} if self.decays else {}
+        return replace(self, steps=steps, settings=self.settings | decay | dict(settings))
 
 
 # Kim et al. 2022, table 2, and the released code for pixels (lr 1000, momentum 0.5; plain steps for reverse KL).
@@ -142,11 +153,26 @@ def cpu(method: Method, data: str, images_per_class: int) -> Preset:
 PRESETS: dict[PresetName, Callable[[Method, str, int], Preset]] = {"paper": paper, "cpu": cpu}
 
 
-def preset(name: PresetName, method: Method, data: str, images_per_class: int) -> Preset:
-    """Settings by the preset's name, an unknown one lists the known ones."""
+def preset(name: PresetName, method: Method, data: str, images_per_class: int, *, several: bool = False) -> Preset:
+    """Settings by the preset's name, an unknown one lists the known ones; `several` for a pool of several kinds."""
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; known: {', '.join(get_args(PresetName))}")
-    return PRESETS[name](method, data, images_per_class)
+    found = PRESETS[name](method, data, images_per_class)
+    if method == "vbpc":
+        found = replace(found, decays=True)
+        return _for_several(found, data) if several else found
+    if several:
+        raise ValueError(
+            f"networks must name one, since {method} learns from its experts; for several use method='vbpc'"
+        )
+    return found
+
+
+def _for_several(plan: Preset, data: str) -> Preset:
+    """Small batches and short lives, so that many networks are seen; images move, mirrored where that keeps the class."""
+    moves = Moves(mirror=data not in ("digits", "mnist", "svhn"), each=True)
+    settings = {"batch": 64, "pool": 12, "max_age": 40, "train_every": 1, "lr": 0.03, "label_lr": 0.03, "pool_lr": 2e-3}
+    return replace(plan, settings=plan.settings | settings | {"augmentation": moves}, widths=None)
 
 
 def _check(method: str, images_per_class: int) -> None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from torch import Generator, Tensor, nn
-from torch.func import functional_call
+from torch import Generator, Tensor
 from torch.nn import functional
 
 from ..dataset import on_simplex
-from ..inference.last_layer import LastLayerPosterior, features_of
-from ..networks import Network, fresh
+from ..inference.last_layer import LastLayerPosterior
+from ..networks import Network
 from . import adam, pixels
 from .augment import Augmentation
+from .pool import PoolNetwork
 from .state import DivergedError, Info, Source, State
 
-Pass = Callable[[dict[str, Tensor], Tensor], Tensor]
+PoolLoss = Literal["squared", "cross-entropy"]
+Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,15 @@ class Variational:
     (Lee, Lee, Lee 2025, equation 27, divided by n). Then the network that was used takes one step of Adam on the coreset
     with the Gaussian likelihood; at `max_age` of them a fresh one takes its place. Ages begin `max_age / pool` apart.
 
-    Time: the coreset forward and back twice and the real batch forward once, as no gradient goes through it. Memory:
-    one pass over the coreset, and three copies of each network of the pool. Learned targets fit the squared error.
+    BatchNorm has the coreset's statistics for coreset and real batch alike, as in a network that was trained on the
+    coreset; so the loss pulls these statistics to where real images need them.
+
+    Time: the coreset forward and back twice and the real batch forward once, as no gradient goes through it (with
+    BatchNorm it does). Memory: one pass over the coreset, and three copies of each network of the pool. Learned targets
+    fit the squared error.
 
     Args:
-        network: makes a fresh classifier.
+        network: makes a fresh classifier; or several such makers, one of which is drawn for every newborn.
         rho, gamma, beta: prior precision, likelihood precision and weight of the KL term for the coreset: only
             `rho * beta / gamma` matters to the mean, only `rho` to the size of the variance.
         weight: of the KL term in the loss over the full data; 1 is the free energy itself, whose prior is strong where n
@@ -51,14 +55,16 @@ class Variational:
         decay: steps over which both fall to a hundredth, along a cosine; without it they stay.
         batch: real examples in a step.
         pool, max_age, pool_lr: networks, steps in the life of each, and Adam's learning rate for them.
+        pool_loss: that they take these steps on: the squared error, or the cross-entropy to the softmax of the targets.
         train_every: steps between two of the pool: more spends less on networks and more on the coreset.
         fit_steps: that a new network takes on the finished coreset before its last layer is solved for.
         augmentation: changes real images and coreset alike, by the same draw.
+        bounds: the lowest and the highest value of each channel, to which images are clamped after every step.
         compiled: runs the networks through `torch.compile`, channels last: on CPUs about twice as fast after a minute of
             compiling.
     """
 
-    network: Network
+    network: Network | Sequence[Network]
     _: KW_ONLY
     rho: float = 100.0
     gamma: float = 1.0
@@ -72,26 +78,37 @@ class Variational:
     pool: int = 10
     max_age: int = 100
     pool_lr: float = 1e-3
+    pool_loss: PoolLoss = "squared"
     train_every: int = 1
     fit_steps: int = 100
     augmentation: Augmentation | None = None
+    bounds: Bounds | None = None
     compiled: bool = False
     name: ClassVar[str] = "vbpc"
 
     def __post_init__(self) -> None:
         pixels.check_settings(self)
+        if not callable(self.network) and not self.network:
+            raise ValueError(
+                "network must be a function that makes one, or a list of such functions, got an empty list"
+            )
+        if self.pool_loss not in get_args(PoolLoss):
+            raise ValueError(f"pool_loss must be one of {', '.join(get_args(PoolLoss))}, got {self.pool_loss!r}")
+        if self.bounds is not None:
+            _check_bounds(self.bounds)
 
     def init(self, inputs: Tensor, targets: Tensor, *, seed: int = 0) -> State:
         """The state before the first step: these examples, their targets centred and scaled, a pool of fresh networks."""
         begun = pixels.begin(inputs, targets, seed)
         generator = Generator().manual_seed(begun.generator().initial_seed() ^ 0x5EED)
         memory = adam.begin("inputs", begun.inputs)
+        kinds = []
         for i in range(self.pool):
-            memory |= self._newborn(i, generator, inputs)
+            kinds.append(self._draw_kind(generator))
+            memory |= self._newborn(i, generator, inputs, kinds[-1])
         memory["ages"] = torch.arange(self.pool) * self.max_age // self.pool
-        with torch.no_grad():
-            num_classes = fresh(self.network, generator).to(inputs.dtype).eval()(inputs[:1].cpu()).shape[-1]
-        learned = self.label_scale * _centred(targets, num_classes).to(inputs)
+        memory |= {"kinds": torch.tensor(kinds)} if len(self._kinds) > 1 else {}
+        learned = self.label_scale * _centred(targets, self._num_classes(inputs)).to(inputs)
         return replace(begun, targets=learned, memory=memory | adam.begin("targets", learned))
 
     def step(self, state: State, source: Source) -> tuple[State, Info]:
@@ -124,14 +141,14 @@ class Variational:
 
     def _look(self, state: State, chosen: int, source: Source, generator: Generator) -> tuple[tuple[Tensor, ...], Info]:
         """The gradients of the loss in inputs and targets, through one network."""
-        parameters = self._parameters(state.memory, chosen)
+        kind = self._kind(state.memory, chosen)
+        parameters = kind.parameters(state.memory[f"network.{chosen}"])
         real, labels = source.batch(self.batch, generator)
         inputs, targets = (value.detach().requires_grad_() for value in (state.inputs, state.targets))
         seen, real = self._augmented(generator, inputs, real.to(inputs))
-        with torch.no_grad():
-            real = self._features(parameters, real)
+        features, real = kind.both_features(parameters, seen, real)
         try:
-            loss, info = self.loss(self._features(parameters, seen), targets, real, labels.to(real.device), source.n)
+            loss, info = self.loss(features, targets, real, labels.to(real.device), source.n)
         except ValueError as error:
             raise self._diverged(state, str(error)) from error
         gradients = torch.autograd.grad(loss, (inputs, targets))
@@ -147,24 +164,36 @@ class Variational:
         targets, more = adam.move(
             "targets", state.targets, gradients[1], state.memory, lr=self.label_lr * fall, count=count
         )
+        inputs = self._bounded(inputs)
         return replace(state, inputs=inputs, targets=targets, memory=state.memory | memory | more)
+
+    def _bounded(self, inputs: Tensor) -> Tensor:
+        if self.bounds is None:
+            return inputs
+        low, high = (torch.tensor(each).to(inputs).view(-1, *[1] * (inputs.ndim - 2)) for each in self.bounds)
+        return inputs.clamp(low, high)
 
     def _train(self, state: State, chosen: int, generator: Generator) -> State:
         """One step of Adam on the coreset for this network, or a fresh one if it is too old."""
         ages, memory = state.memory["ages"].clone(), dict(state.memory)
         ages[chosen] += 1
         if ages[chosen] >= self.max_age:
-            ages[chosen] = 0
-            memory |= self._newborn(chosen, generator, state.inputs)
+            ages[chosen], kind = 0, self._draw_kind(generator)
+            memory |= self._newborn(chosen, generator, state.inputs, kind)
+            if "kinds" in memory:
+                memory["kinds"] = memory["kinds"].index_fill(0, torch.tensor(chosen), kind)
         else:
             memory |= self._trained(state, chosen, generator)
         return replace(state, memory=memory | {"ages": ages})
 
     def _trained(self, state: State, chosen: int, generator: Generator) -> dict[str, Tensor]:
-        name = f"network.{chosen}"
+        name, kind = f"network.{chosen}", self._kind(state.memory, chosen)
         theta = state.memory[name].detach().requires_grad_()
         (seen,) = self._augmented(generator, state.inputs)
-        error = functional.mse_loss(self._outputs(self._parameters({name: theta}, chosen), seen), state.targets)
+        outputs = kind.outputs(kind.parameters(theta), seen)
+        error = functional.mse_loss(outputs, state.targets)
+        if self.pool_loss == "cross-entropy":
+            error = functional.cross_entropy(outputs, state.targets.softmax(-1))
         (gradient,) = torch.autograd.grad(error, theta)
         count = state.memory[f"{name}.count"] + 1
         moved, memory = adam.move(name, theta.detach(), gradient, state.memory, lr=self.pool_lr, count=int(count))
@@ -172,10 +201,28 @@ class Variational:
             raise self._diverged(state, "a network of the pool holds NaN or infinity")
         return memory | {name: moved, f"{name}.count": count}
 
-    def _newborn(self, chosen: int, generator: Generator, like: Tensor) -> dict[str, Tensor]:
-        name, network = f"network.{chosen}", fresh(self.network, generator)
-        theta = torch.cat([p.detach().reshape(-1) for p in network.parameters()]).to(like)
+    def _newborn(self, chosen: int, generator: Generator, like: Tensor, kind: int) -> dict[str, Tensor]:
+        name, theta = f"network.{chosen}", self._kinds[kind].newborn(generator, like)
         return {name: theta, f"{name}.count": torch.tensor(0), **adam.begin(name, theta)}
+
+    def _num_classes(self, inputs: Tensor) -> int:
+        """The outputs of the networks, which all kinds must agree on."""
+        outputs = [kind.num_outputs(inputs) for kind in self._kinds]
+        if len(set(outputs)) > 1:
+            raise ValueError(f"all networks must have the same number of outputs, got {outputs}")
+        return outputs[0]
+
+    def _draw_kind(self, generator: Generator) -> int:
+        return int(torch.randint(len(self._kinds), (), generator=generator)) if len(self._kinds) > 1 else 0
+
+    def _kind(self, memory: dict[str, Tensor], chosen: int) -> PoolNetwork:
+        """Of a network in the pool; `kinds` is remembered only where there are several."""
+        return self._kinds[int(memory["kinds"][chosen]) if "kinds" in memory else 0]
+
+    @cached_property
+    def _kinds(self) -> tuple[PoolNetwork, ...]:
+        makers = (self.network,) if callable(self.network) else tuple(self.network)
+        return tuple(PoolNetwork(network, compiled=self.compiled) for network in makers)
 
     def _augmented(self, generator: Generator, *batches: Tensor) -> tuple[Tensor, ...]:
         if self.augmentation is None:
@@ -183,46 +230,17 @@ class Variational:
         draw = int(torch.randint(2**62, (), generator=generator))
         return tuple(self.augmentation(batch, Generator().manual_seed(draw)) for batch in batches)
 
-    def _parameters(self, memory: dict[str, Tensor], chosen: int) -> dict[str, Tensor]:
-        """Views into a network of the pool by parameter name."""
-        shapes = {name: p.shape for name, p in self._template.named_parameters()}
-        parts = memory[f"network.{chosen}"].split([math.prod(shape) for shape in shapes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-
-    @cached_property
-    def _template(self) -> nn.Module:
-        """Says which parameters there are; what weights it was made with does not matter."""
-        return fresh(self.network, Generator().manual_seed(0))
-
-    @cached_property
-    def _outputs(self) -> Pass:
-        return self._pass(self._template)
-
-    @cached_property
-    def _features(self) -> Pass:
-        return self._pass(features_of(self._template))
-
-    def _pass(self, module: nn.Module) -> Pass:
-        """A module as a function of parameters and inputs, flat outputs; buffers are copies."""
-        names, last = [name for name, _ in module.named_parameters()], self.compiled
-
-        def run(parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-            values = {name: _channels_last(parameters[name]) if last else parameters[name] for name in names}
-            buffers = {name: buffer.to(inputs.device, copy=True) for name, buffer in module.named_buffers()}
-            outputs: Tensor = functional_call(module, values | buffers, (_channels_last(inputs) if last else inputs,))
-            return outputs.flatten(1)
-
-        # code of its own, since torch.compile keeps eight variants of a piece of code, for all distillers of a process
-        own = FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
-        return torch.compile(own, dynamic=False) if self.compiled else run
-
     def _diverged(self, state: State, why: str) -> DivergedError:
         lower = f"lower lr (now {self.lr:g}), label_lr (now {self.label_lr:g}) or pool_lr (now {self.pool_lr:g})"
         return DivergedError(f"step {state.step}: {why}: {lower}, and go on from before it")
 
 
-def _channels_last(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+def _check_bounds(bounds: Bounds) -> None:
+    low, high = bounds if len(bounds) == 2 else ((), ())
+    if not low or len(low) != len(high) or not all(one < other for one, other in zip(low, high, strict=True)):
+        raise ValueError(
+            f"bounds must be the lowest and the highest value of each channel, as in ((-0.8,), (2.0,)), got {bounds!r}"
+        )
 
 
 def _centred(targets: Tensor, num_classes: int) -> Tensor:
