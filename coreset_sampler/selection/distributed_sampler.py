@@ -43,7 +43,7 @@ class DistributedCoresetSampler(CoresetSampler, DistributedSampler[Any]):
         rank: int | None = None,
         drop_last: bool = False,
         seed: int = 0,
-        strategy: str | Strategy | Callable[..., Coreset] = "stable",
+        strategy: str | Strategy | Callable[..., Coreset] = "label_confidence",
         reselect_every: int = 1,
         max_overhead: float | None = None,
         weighting: Weighting = "resample",

@@ -76,7 +76,7 @@ class CoresetSampler(WatchingSampler):
         fraction: float | None = None,
         size: int | None = None,
         seed: int = 0,
-        strategy: str | Strategy | Callable[..., Coreset] = "stable",
+        strategy: str | Strategy | Callable[..., Coreset] = "label_confidence",
         reselect_every: int = 1,
         max_overhead: float | None = None,
         weighting: Weighting = "resample",

@@ -156,7 +156,10 @@ def test_loaders_that_cannot_be_right_are_refused(options, message):
 def test_a_sampler_of_other_data_is_refused():
     data = Pictures()
     with pytest.raises(ValueError, match="same data set"):
-        with_sampler(loader_of(data), CoresetSampler(torch.utils.data.Subset(data, range(500)), picture_net(), size=50))
+        with_sampler(
+            loader_of(data),
+            CoresetSampler(torch.utils.data.Subset(data, range(500)), picture_net(), size=50, strategy="stable"),
+        )
     with pytest.raises(TypeError, match="CoresetSampler"):
         with_sampler(loader_of(data), torch.utils.data.RandomSampler(data))
 

@@ -1,14 +1,12 @@
 """Watching in every framework: the scores are those of the logits that the test saw for the indices that it saw."""
 
-import warnings
-
 import pytest
 import torch
-from frameworks import Noted, assert_same_scores, loss_of, network, ray_session, scores_of, settings, two_processes
+from frameworks import Noted, assert_same_scores, network, scores_of, settings
 from torch import nn
 from torch.utils.data import DataLoader
 
-from coreset_sampler import CoresetSampler, DistributedCoresetSampler, IndexedDataset
+from coreset_sampler import CoresetSampler, IndexedDataset
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::UserWarning")]
 WATCH = dict(strategy="uniform", watch=True, weighting="none")

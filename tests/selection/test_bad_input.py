@@ -121,12 +121,12 @@ def test_settings_are_checked_when_the_sampler_is_made(settings, message):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: CoresetSampler(Stream(), conv_net(), size=5), "iterable only"),
-        (lambda: CoresetSampler(digits(), lambda x: x, size=5), "torch.nn.Module"),
+        (lambda: CoresetSampler(Stream(), conv_net(), size=5, strategy="stable"), "iterable only"),
+        (lambda: CoresetSampler(digits(), lambda x: x, size=5, strategy="stable"), "torch.nn.Module"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=3), "must be a name .*or a function"),
-        (lambda: CoresetSampler(digits(), conv_net(), size=5, weighting="loss"), "WeightedDataset"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, weighting="loss", strategy="stable"), "WeightedDataset"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=strategies.Stable), "with parentheses"),
-        (lambda: CoresetSampler(digits(), conv_net(), size=5, sise=5), "sise"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, sise=5, strategy="stable"), "sise"),
         (
             lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=lambda v, s, g: [1]).select(),
             "Coreset",
@@ -183,7 +183,7 @@ class Reshaped(nn.Module):
     ],
 )
 def test_what_shows_only_at_selection_is_named_and_the_sampler_goes_on_as_before(dataset, model, message):
-    sampler = CoresetSampler(dataset(), model(), size=100)
+    sampler = CoresetSampler(dataset(), model(), size=100, strategy="stable")
     with pytest.raises(ValueError, match=message):
         sampler.select()
     assert sampler.stats["selections"] == 0
@@ -191,7 +191,7 @@ def test_what_shows_only_at_selection_is_named_and_the_sampler_goes_on_as_before
 
 def test_after_a_failed_selection_the_last_coreset_and_state_are_still_there():
     model = trained_net()
-    sampler = CoresetSampler(digits(), model, size=100)
+    sampler = CoresetSampler(digits(), model, size=100, strategy="stable")
     first = sampler.select()
     kept = model[9].weight.data.clone()
     model[9].weight.data[0] = float("nan")
@@ -211,7 +211,7 @@ def test_a_scale_that_blows_the_network_up_is_said_to_be_too_large():
 
 def test_a_data_set_that_shrank_is_noticed():
     data = Shrinking()
-    sampler = CoresetSampler(data, trained_net(), size=100)
+    sampler = CoresetSampler(data, trained_net(), size=100, strategy="stable")
     data.length = 1000
     with pytest.raises(ValueError, match="had 1797 examples when the sampler was made and has 1000 now"):
         sampler.select()
@@ -219,7 +219,7 @@ def test_a_data_set_that_shrank_is_noticed():
 
 def test_workers_that_die_end_the_selection_with_an_error():
     model = trained_net().train()
-    sampler = CoresetSampler(Dying(), model, size=100, num_workers=1)
+    sampler = CoresetSampler(Dying(), model, size=100, num_workers=1, strategy="stable")
     with pytest.raises(RuntimeError, match="worker"):
         sampler.select()
     assert all(module.training for module in model.modules())
@@ -244,7 +244,7 @@ def test_workers_that_die_end_the_selection_with_an_error():
     ],
 )
 def test_a_state_of_another_data_set_is_refused_and_changes_nothing(change, message):
-    state = CoresetSampler(digits(), trained_net(), size=50)
+    state = CoresetSampler(digits(), trained_net(), size=50, strategy="stable")
     state.select()
     settings = {"dataset": digits(), "size": 50, **change}
     other = CoresetSampler(model=trained_net(), **settings)
@@ -256,7 +256,7 @@ def test_a_state_of_another_data_set_is_refused_and_changes_nothing(change, mess
 
 
 def test_a_damaged_state_is_refused_and_changes_nothing():
-    source, sampler = (CoresetSampler(digits(), trained_net(), size=50) for _ in range(2))
+    source, sampler = (CoresetSampler(digits(), trained_net(), size=50, strategy="stable") for _ in range(2))
     source.select()
     good = source.state_dict()
     lacking = {key: value for key, value in good.items() if key != "spent"}
@@ -287,9 +287,11 @@ def test_a_strategy_of_ones_own_that_returns_too_few_is_told_so():
 
 def test_more_ranks_than_examples_and_a_rank_that_is_not_there():
     with pytest.raises(ValueError, match="rank must be"):
-        DistributedCoresetSampler(digits(), trained_net(), size=5, num_replicas=2, rank=2)
+        DistributedCoresetSampler(digits(), trained_net(), size=5, num_replicas=2, rank=2, strategy="stable")
     with pytest.raises(ValueError, match="leaves nothing"):
-        DistributedCoresetSampler(digits(), trained_net(), size=5, num_replicas=9, rank=0, drop_last=True)
+        DistributedCoresetSampler(
+            digits(), trained_net(), size=5, num_replicas=9, rank=0, drop_last=True, strategy="stable"
+        )
 
 
 def test_weighted_examples_that_are_no_tuples_are_refused():

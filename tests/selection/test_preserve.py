@@ -95,7 +95,7 @@ def test_a_model_that_accelerate_has_offloaded_is_refused():
     accelerate = pytest.importorskip("accelerate")
     model = accelerate.cpu_offload(conv_net(), execution_device=torch.device("cpu"))
     with pytest.raises(ValueError, match="accelerate has offloaded"):
-        CoresetSampler(digits(), model, size=50).select()
+        CoresetSampler(digits(), model, size=50, strategy="stable").select()
 
 
 class Meeting(nn.Module):
@@ -119,7 +119,7 @@ def test_what_another_thread_does_to_the_model_meanwhile_is_refused():
     other = conv_net()
     others = torch.optim.SGD(other.parameters(), lr=0.1)
     before = snapshot(model)
-    sampler = CoresetSampler(digits(), model, size=50, progress=False)
+    sampler = CoresetSampler(digits(), model, size=50, progress=False, strategy="stable")
     sampler.read_labels()  # read before the threads start
     selecting = threading.Thread(target=sampler.select)
     selecting.start()
@@ -146,11 +146,11 @@ def test_what_another_thread_does_to_the_model_meanwhile_is_refused():
 
 def test_threads_that_select_with_one_model_take_turns_and_agree():
     model = trained_net().train()
-    expected = CoresetSampler(digits(), model, size=50, progress=False).select().indices
+    expected = CoresetSampler(digits(), model, size=50, progress=False, strategy="stable").select().indices
     before, picks = snapshot(model), []
 
     def select():
-        picks.append(CoresetSampler(digits(), model, size=50, progress=False).select().indices)
+        picks.append(CoresetSampler(digits(), model, size=50, progress=False, strategy="stable").select().indices)
 
     threads = [threading.Thread(target=select) for _ in range(4)]
     for thread in threads:
@@ -165,7 +165,7 @@ def test_threads_that_select_with_one_model_take_turns_and_agree():
 @pytest.mark.parametrize("kind", ["no norm", "linear", "no matrix"])
 def test_the_default_works_without_norm_layers_and_says_what_it_perturbs(kind, caplog):
     model, data = MODELS[kind][0](), vectors()
-    sampler = CoresetSampler(data, model, size=9, progress=False)
+    sampler = CoresetSampler(data, model, size=9, progress=False, strategy="stable")
     with caplog.at_level(logging.INFO, "coreset_sampler"):
         sampler.select()
     assert sampler.stats["perturbed_parameters"] == {"no norm": 27, "linear": 39, "no matrix": 3}[kind]
@@ -173,12 +173,12 @@ def test_the_default_works_without_norm_layers_and_says_what_it_perturbs(kind, c
 
 
 def test_the_default_without_any_parameter_looks_at_the_model_as_it_is():
-    sampler = CoresetSampler(vectors(), nn.AdaptiveAvgPool1d(3), size=9, progress=False)
+    sampler = CoresetSampler(vectors(), nn.AdaptiveAvgPool1d(3), size=9, progress=False, strategy="stable")
     assert len(sampler.select()) == 9
 
 
 def test_the_default_is_the_norm_layers_where_there_are_some(caplog):
-    sampler = CoresetSampler(digits(), trained_net(), size=50, progress=False)
+    sampler = CoresetSampler(digits(), trained_net(), size=50, progress=False, strategy="stable")
     named = strategies.Stable(posterior=SphericalGaussian(0.1, "norm"))
     expected = CoresetSampler(digits(), trained_net(), size=50, strategy=named, progress=False).select()
     with caplog.at_level(logging.INFO, "coreset_sampler"):
@@ -231,6 +231,7 @@ def test_a_worker_that_hangs_is_an_error(monkeypatch):
     with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
         CoresetSampler(
             Hanging(), nn.Linear(12, 3), size=9, num_workers=1, scoring_batch_size=1, progress=False
+            strategy="stable",
         ).select()
 
 

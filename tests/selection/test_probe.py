@@ -112,7 +112,7 @@ def test_a_selection_that_is_interrupted_leaves_no_trace_and_loses_nothing(error
 
 def test_a_model_that_counts_its_calls_in_a_buffer_does_not_notice():
     model = Failing(10**9, RuntimeError)
-    CoresetSampler(digits(), model, size=50).select()
+    CoresetSampler(digits(), model, size=50, strategy="stable").select()
     assert float(model.calls) == 0
 
 
@@ -131,7 +131,7 @@ class Caching(nn.Module):
 
 def test_training_goes_on_after_a_selection_filled_a_cache_inside_the_model():
     model = Caching()
-    CoresetSampler(digits(), model, size=50).select()
+    CoresetSampler(digits(), model, size=50, strategy="stable").select()
     x, y = digits().tensors
     x = x[:8].clone().requires_grad_()
     nn.functional.cross_entropy(model(x), y[:8]).backward()
@@ -161,7 +161,9 @@ def test_random_augmentation_neither_disturbs_nor_is_disturbed_by_the_users_rand
         torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
         model = trained_net()
         before = everything(model)
-        picks.append(CoresetSampler(RandomCrop(), model, size=100, num_workers=workers).select().indices)
+        picks.append(
+            CoresetSampler(RandomCrop(), model, size=100, num_workers=workers, strategy="stable").select().indices
+        )
         assert_same(before, everything(model))
     assert torch.equal(*picks)
 
@@ -222,7 +224,7 @@ def test_forward_understands_dicts_and_hugging_face_outputs():
         "label": [i % 3 for i in range(90)],
     }
     data = datasets.Dataset.from_dict(rows).with_format("torch")
-    sampler = CoresetSampler(data, transformers.BertForSequenceClassification(config), size=12)
+    sampler = CoresetSampler(data, transformers.BertForSequenceClassification(config), size=12, strategy="stable")
     assert len(sampler.select()) == 12
     assert sampler.stats["forward_examples"] > 0
 
@@ -234,7 +236,9 @@ def test_forward_can_be_given():
         calls.append(len(batch[0]))
         return model(batch[0]), batch[1]
 
-    CoresetSampler(digits(), trained_net(), size=50, forward_fn=forward, scoring_batch_size=64).select()
+    CoresetSampler(
+        digits(), trained_net(), size=50, forward_fn=forward, scoring_batch_size=64, strategy="stable"
+    ).select()
     assert max(calls) == 64
 
 
@@ -315,7 +319,7 @@ def test_reading_labels_leaves_the_random_state_alone():
             pass
 
     model = trained_net()
-    sampler = CoresetSampler(Unlabelled(), model, size=10)
+    sampler = CoresetSampler(Unlabelled(), model, size=10, strategy="stable")
     before = everything(model)
     assert torch.equal(sampler.read_labels(), digits().tensors[1])
     assert_same(before, everything(model))

@@ -355,7 +355,7 @@ def test_training_on_a_coreset_learns():
     for layer in model:
         if hasattr(layer, "reset_parameters"):
             layer.reset_parameters()
-    sampler = CoresetSampler(data, model, fraction=0.1)
+    sampler = CoresetSampler(data, model, fraction=0.1, strategy="stable")
     loader = DataLoader(data, batch_size=20, sampler=sampler)
     for _ in range(20):
         train(model, list(loader), lr=0.05)
@@ -380,6 +380,6 @@ def test_a_distributed_sampler_deals_equal_shares_of_the_same_order():
     ]
     assert [len(share) for share in dropped] == [30, 30, 30]
     assert isinstance(
-        DistributedCoresetSampler(digits(), trained_net(), size=9),
+        DistributedCoresetSampler(digits(), trained_net(), size=9, strategy="stable"),
         torch.utils.data.distributed.DistributedSampler,
     )
