@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .scores import ScoreStore
 
 _ROWS = 10_000  # that the model is fitted to, at most; more make no figure better that is used
+_ROWS_OF_TEMPERATURE = 4_000  # that one number is fitted to, twice a pass
 _SEED = 0x5EED_0F_1ABE15  # of the rows that are used; 0 would be what others draw their wrong labels with
 _CHUNK = 4_000_000  # numbers that are float64 at a time
 _PER_CLASS = 50  # examples of a class that a full row of the matrix needs
@@ -104,7 +105,7 @@ def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel)
         labels: `(n,)` int64, as given.
         model: of `noise_model`.
 
-    Cost: a softmax in float64 of all rows, in chunks; sixteen on at most 10,000 rows, 4,000 of 1,000 classes.
+    Cost: a softmax in float64 of all rows, in chunks; sixteen on at most 4,000 rows.
     """
     _check("mean_probabilities", mean_probabilities, labels)
     if mean_probabilities.shape[1] != len(model.matrix):
@@ -115,7 +116,7 @@ def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel)
     quality = torch.ones(len(labels), dtype=torch.float32, device=mean_probabilities.device)
     if not model.competent or model.rate == 0:
         return quality
-    some, some_labels = _some_rows(mean_probabilities, labels, max(2_000, _CHUNK // len(model.matrix)))
+    some, some_labels = _some_rows(mean_probabilities, labels, _ROWS_OF_TEMPERATURE)
     if not len(some):
         return quality
     logits = _log(some)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import distributed
 from .arguments import check_observed
 from .noisy_head import NoisyHead, noise_of
+from .observed import Batch, joined
 from .scores import ScoreStore
 from .seeds import HEAD, mixed_seed
 from .watching import Evidence, Watch, cannot_watch, watched_module
@@ -26,16 +27,6 @@ _EXPLICIT = (
     "Use the explicit way: give the DataLoader IndexedDataset(train_set) and call sampler.observe(index, logits) after each "
     "forward pass."
 )
-
-
-class Batch(NamedTuple):
-    """What one forward pass said."""
-
-    indices: Tensor
-    logits: Tensor
-    epoch: int
-    gradients: Tensor | None = None
-    """Under noise in the head, in place of the logits' own."""
 
 
 class Observing:
@@ -168,7 +159,7 @@ class Observing:
         self._pending, self._bytes = [], 0
 
     def _add(self, batches: list[Batch]) -> None:
-        for indices, logits, epoch, gradients in batches:
+        for indices, logits, epoch, gradients in joined(batches):
             if self.store is None:
                 self.store = ScoreStore(self._sampler.read_labels(), logits.shape[1])
             self.store.observe(indices, logits, epoch, gradients)
