@@ -17,6 +17,7 @@ from .. import distributed
 from .forward import logits_of
 from .labels import LABEL_KEYS
 
+_ONCE_CONFIRMED = 8  # batches, of which one is looked at
 _WINDOW = 20  # batches that are judged together
 _MOST_WINDOWS = 3  # that are undecided, after which the evidence is collected anew
 _CLEARLY = 3.0, -4.0  # standard errors: of a match, of a mismatch
@@ -55,7 +56,13 @@ class Evidence:
         share = torch.bincount(labels).double() / max(1, len(labels))
         self.chance = float(torch.special.entr(share).sum())  # the loss of who knows the frequencies only
         self.confirmed = False
+        self._batches = 0
         self._clear()
+
+    def is_wanted(self) -> bool:
+        """Whether to take in the next batch: each, and once the match was confirmed every eighth, to cost little."""
+        self._batches += 1
+        return not self.confirmed or self._batches % _ONCE_CONFIRMED == 0
 
     def add(self, logits: Tensor, labels: Tensor, others: list[Tensor]) -> str | None:
         """Takes in a batch and says what is wrong, if that is plain by now.
@@ -125,7 +132,7 @@ class Watch:
         also_off: Callable[[], object] | None = None,
     ) -> None:
         self.model, self.labels, self.order, self.position, self.begin = model, labels, order, start, start
-        self.largest = 0  # batch so far
+        self.largest, self._last_class = 0, int(labels.max())  # batch so far; label
         self._yielded, self._evidence, self._take, self._mismatch = yielded, evidence, take, mismatch
         self._depth, self._also_off = 0, also_off
         handles = [
@@ -172,8 +179,8 @@ class Watch:
         if rows == 0 or at + rows > min(len(self.order), self._yielded()):
             left = min(len(self.order), self._yielded()) - at
             return f"it was given {rows} rows where {left} of the pass's examples were left"
-        if logits.shape[1] <= int(self.labels.max()):
-            return f"it gives {logits.shape[1]} logits, and labels go up to {int(self.labels.max())}"
+        if logits.shape[1] <= self._last_class:
+            return f"it gives {logits.shape[1]} logits, and labels go up to {self._last_class}"
         self.position, self.largest = at + rows, max(self.largest, rows)
         indices = self.order[at : at + rows]
         seen, labels = visible_labels(args, named), self.labels[indices]
@@ -183,8 +190,10 @@ class Watch:
         if seen is not None and seen.shape == labels.shape and not seen.is_floating_point():
             if not torch.equal(seen.to("cpu", torch.int64), labels):
                 return "the labels that it was given are not those of the matched examples"
-        elif (reason := self._evidence.add(logits.cpu(), labels, self._neighbours(at, rows))) is not None:
-            return reason
+        elif self._evidence.is_wanted():
+            reason = self._evidence.add(logits.cpu(), labels, self._neighbours(at, rows))
+            if reason is not None:
+                return reason
         return self._take(indices, logits, at)
 
     def _neighbours(self, at: int, rows: int) -> list[Tensor]:
