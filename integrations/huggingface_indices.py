@@ -43,6 +43,7 @@ class CarriedIndices:
         self.collator = collator
 
     def __call__(self, features: list[Any]) -> Any:
+        """The collator's batch, with the places where the examples know them."""
         places = [getattr(feature, "place", None) for feature in features]  # before the collator, which may change them
         batch = self.collator(features)
         if isinstance(batch, MutableMapping) and None not in places:

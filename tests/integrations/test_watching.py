@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from frameworks import Noted, assert_same_scores, network, scores_of, settings
+from frameworks import Noted, assert_same_scores, network, ray_session, scores_of, settings, two_processes
 from torch import nn
 from torch.utils.data import DataLoader
 
-from coreset_sampler import CoresetSampler, IndexedDataset
+from coreset_sampler import CoresetSampler, DistributedCoresetSampler, IndexedDataset
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::UserWarning")]
 WATCH = dict(strategy="uniform", watch=True, weighting="none")
@@ -84,7 +84,7 @@ def test_accelerate_with_a_batch_sampler_that_nobody_knows_is_not_watched():
     with pytest.warns(UserWarning, match="Backwards, whose batches are not known.*IndexedDataset"):
         next(iter(loader))
     with pytest.raises(RuntimeError, match="nothing has been observed"):
-        sampler.scores
+        _ = sampler.scores
 
 
 # Hugging Face
@@ -185,18 +185,18 @@ def test_huggingface_without_a_dict_counts_forward_passes(tmp_path):
     data = sentences().remove_columns("text")
 
     class Pairs(torch.utils.data.Dataset):
-        targets = data["label"]
-
         def __len__(self):
             return len(data)
 
         def __getitem__(self, index):
             return data[int(index)], "no dict"
 
+    labelled = dict(labels=list(data["label"]))
+
     def collate(pairs):
         return default_data_collator([features for features, _ in pairs])
 
-    trainer, logits = trained(tmp_path, data=Pairs(), data_collator=collate, num_train_epochs=3)
+    trainer, logits = trained(tmp_path, data=Pairs(), data_collator=collate, num_train_epochs=3, coreset=labelled)
     visits, labels = sentence_scores(trainer, logits)
     observed(trainer.coreset_sampler, visits[8:], labels=labels)  # found out in the first epoch
 
@@ -205,7 +205,7 @@ def test_huggingface_without_a_dict_counts_forward_passes(tmp_path):
 
 
 def lightning_fit(folder, cls=CoresetSampler, *, module=None, model=None, resume=None, devices=1, **more):
-    L = pytest.importorskip("lightning")
+    lightning = pytest.importorskip("lightning")
     from coreset_sampler.integrations.lightning import CoresetCallback
     from lightning.pytorch.callbacks import ModelCheckpoint
     from test_integration_lightning import Indexed
@@ -213,7 +213,7 @@ def lightning_fit(folder, cls=CoresetSampler, *, module=None, model=None, resume
     data, module = Indexed(), module or Speaking()
     sampler = cls(data, model(module) if model else module, **settings(**WATCH | more))
     saved = ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1, filename="{step}")
-    trainer = L.Trainer(
+    trainer = lightning.Trainer(
         max_epochs=2, accelerator="cpu", devices=devices, strategy="ddp" if devices > 1 else "auto", logger=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[saved, CoresetCallback(sampler)],
         val_check_interval=0.5, limit_val_batches=1,
@@ -306,7 +306,7 @@ def test_timm_s_mixup_is_not_watched_until_it_is_off():
             SoftTargetCrossEntropy()(z, y).backward()
         if epoch == 0:
             with pytest.raises(RuntimeError, match="nothing has been observed"):
-                sampler.scores
+                _ = sampler.scores
     observed(sampler, visits[9:])
 
 
@@ -350,3 +350,71 @@ def test_torchdata_goes_on_in_the_middle_of_an_epoch(workers, options):
         new = torch.tensor(index)[found.counts[index] == 1]
         assert torch.equal(found.label_probability[new], expected.label_probability[new])
     assert (found.last_seen[torch.tensor([i for index, *_ in after for i in index])] == 1).all()
+
+
+# Two processes: each watches its share, with DistributedDataParallel around the model
+
+
+def together(name):
+    """The scores of both processes, which must be alike, and what each of them saw."""
+    first, second = (rank["watching"][name] for rank in two_processes())
+    assert not first["off"] + second["off"]
+    assert_same_scores(first["scores"], second["scores"])
+    return first, second
+
+
+@pytest.mark.parametrize("name", ["plain", "split", "uneven", "lightning", "lightning_split"])
+def test_two_processes_watch_their_shares(name):
+    first, second = together(name)
+    assert first["visits"][0][0] != second["visits"][0][0]
+    assert_same_scores(first["scores"], scores_of(first["visits"] + second["visits"]), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["trainer", "trainer_dispatched"])
+def test_two_processes_of_the_trainer_watch_what_they_are_given(name):
+    from sentences import sentences
+
+    first, second = together(name)
+    visits = first["visits"] + second["visits"]
+    assert_same_scores(first["scores"], scores_of(visits, torch.tensor(sentences()["label"][:])), atol=1e-6)
+
+
+def test_two_processes_of_the_trainer_go_on_in_the_middle_of_an_epoch():
+    resumed, _ = together("trainer_resumed")
+    straight, _ = together("trainer")
+    assert len(resumed["visits"]) == len(straight["visits"]) - 2
+    assert_same_scores(resumed["scores"], straight["scores"])
+
+
+def test_batches_that_accelerate_dispatches_to_two_processes_are_not_watched():
+    for rank in two_processes():
+        assert "dispatch_batches=True" in rank["watching"]["dispatched"]["off"]
+
+
+def on_a_worker():
+    """Of Ray Train: what it saw and said itself, and the scores."""
+    import ray.train.torch
+    from coreset_sampler.integrations.ray import prepare_data_loader
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    data, visits = IndexedDataset(Noted()), []
+    model = ray.train.torch.prepare_model(network())
+    sampler = DistributedCoresetSampler(data, model, **settings(**WATCH))
+    loader = prepare_data_loader(DataLoader(data, batch_size=9, sampler=sampler))
+    model.train()
+    for epoch in range(2):
+        for x, y, index in loader:
+            visits.append((index.tolist(), (z := model(x)).detach().clone(), epoch))
+            nn.functional.cross_entropy(z, y).backward()
+    sampler.select()
+    found = [None, None]
+    torch.distributed.all_gather_object(found, (visits, sampler.scores, sampler._observing.off))
+    return found
+
+
+def test_two_workers_of_ray_watch_their_shares():
+    pytest.importorskip("ray.train.torch")
+    (visits, scores, off), (more, _, _) = ray_session(on_a_worker)
+    assert not off
+    assert_same_scores(scores, scores_of(visits + more), atol=1e-6)

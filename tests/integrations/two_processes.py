@@ -163,11 +163,63 @@ def lightning(shared):
     )
 
 
+def watching(shared):
+    """What each process saw and said itself, and the scores that all of them have after a selection."""
+    from coreset_sampler.integrations.huggingface import CoresetTrainer
+    from test_watching import WATCH, accelerate_epochs, accelerated, lightning_fit
+    from transformers import TrainingArguments
+
+    def scores(sampler, visits):
+        sampler.select()
+        off = sampler._observing.off
+        return dict(scores=None if off else sampler.scores, visits=visits, off=off)
+
+    def on_accelerate(batch=9, **config):
+        parts = accelerated(config, batch=batch, size=85)
+        return scores(parts[1], accelerate_epochs(parts))
+
+    def on_lightning(name, cls):
+        module, sampler = lightning_fit(shared / name, cls, devices=2, size=85)
+        return scores(sampler, module.seen)
+
+    def on_trainer(resume=None, **more):
+        data, said_of = sentences(), []
+        known, model = index_of(data), tiny_bert()
+
+        def note(module, args, named, output):
+            if module.training and torch.is_grad_enabled():
+                index = [known[tuple(row)] for row in named["input_ids"].tolist()]
+                said_of.append((index, output.logits.detach().clone(), trainer.coreset_sampler.epoch))
+
+        model.register_forward_hook(note, with_kwargs=True)
+        args = TrainingArguments(
+            str(shared / "watched"), per_device_train_batch_size=4, num_train_epochs=2, save_steps=2, report_to=[],
+            disable_tqdm=True, use_cpu=True, ddp_backend="gloo", learning_rate=1e-3, **more,
+        )  # fmt: skip
+        trainer = CoresetTrainer(model=model, args=args, train_dataset=data, coreset=dict(size=27, seed=5, **WATCH))
+        trainer.train(resume_from_checkpoint=resume)
+        return scores(trainer.coreset_sampler, said_of)
+
+    found = dict(
+        plain=on_accelerate(),
+        split=on_accelerate(batch=18, split_batches=True),
+        uneven=on_accelerate(even_batches=False),
+        dispatched=on_accelerate(dispatch_batches=True),
+        lightning=on_lightning("a", DistributedCoresetSampler),
+        lightning_split=on_lightning("b", CoresetSampler),
+        trainer=on_trainer(),
+    )
+    dist.barrier()
+    found["trainer_resumed"] = on_trainer(str(shared / "watched" / "checkpoint-2"))
+    found["trainer_dispatched"] = on_trainer(accelerator_config={"dispatch_batches": True}, save_strategy="no")
+    return found
+
+
 def main():
     out = dict(torchrun=torchrun(None))
     shared = [tempfile.mkdtemp(dir=FOLDER)] if dist.get_rank() == 0 else [None]
     dist.broadcast_object_list(shared)
-    for part in (timm, accelerate, huggingface, lightning):
+    for part in (timm, accelerate, huggingface, lightning, watching):
         out[part.__name__] = part(Path(shared[0]))
         dist.barrier()
     torch.save(out, FOLDER / f"{dist.get_rank()}.pt")
