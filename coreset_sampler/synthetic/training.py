@@ -98,7 +98,7 @@ def recipe_for(coreset: SyntheticCoreset, model: nn.Module, *, labels: Targets |
 
     Example:
         >>> recipe_for(load_coreset("fashion-mnist/vbpc-10"), timm.create_model("resnet18"))
-        TrainingRecipe(kind='batch norm', loss='cross-entropy', labels='soft', optimizer='adamw', lr=0.003, ...)
+        TrainingRecipe(kind='batch norm', loss='cross-entropy', labels='soft', optimizer='adamw', lr=0.002, ...)
     """
     kind, home = kind_of(model), at_home(coreset, model)
     if labels is None:
@@ -112,9 +112,9 @@ def recipe_for(coreset: SyntheticCoreset, model: nn.Module, *, labels: Targets |
 
 
 _RATES: dict[Kind, float] = {
-    "batch norm": 3e-3,
-    "instance norm": 3e-3,
-    "group norm": 3e-3,
+    "batch norm": 2e-3,
+    "instance norm": 2e-3,
+    "group norm": 2e-3,
     "transformer": 1e-3,
     "no norm": 1e-3,
 }

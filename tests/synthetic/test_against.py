@@ -123,7 +123,7 @@ def test_networks_of_timm_and_hugging_face_are_made_for_the_images(tmp_path, cap
     assert "timm has no model 'resnet81'; there are resnet" in capsys.readouterr().err
     assert main([*command[:5], "timm:resnet10t+depth=x", "--seeds", "1"]) == 1
     assert "timm:MODEL+NAME=VALUE takes numbers" in capsys.readouterr().err
-    assert main([*command[:5], "timm:swin_tiny_patch4_window7_224+patch_size=3", "--seeds", "1"]) == 1
+    assert main([*command[:5], "timm:vit_tiny_patch16_224+depth=1+patch_size=16", "--seeds", "1"]) == 1
     assert "does not take images of 8 pixels with 1 channel(s)" in capsys.readouterr().err
 
 

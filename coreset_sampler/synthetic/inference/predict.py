@@ -47,8 +47,9 @@ def by_sgd(
 ) -> Inference:
     """Networks trained on the coreset with `coreset.loss` by SGD; several make a deep ensemble.
 
-    The learning rate falls to zero along a cosine. Regression targets are fitted by squared error and the outputs then
-    taken for logits.
+    The learning rate falls to zero along a cosine. A `learning_rate` that the coreset has is not taken: it was learned for
+    other training (plain SGD in BPC, steps of decay in MTT and DATM); pass it to have it. Regression targets are fitted
+    by squared error and the outputs then taken for logits.
     """
     _positive(networks=networks, steps=steps, learning_rate=learning_rate, batch_size=batch_size)
     fit = partial(
