@@ -20,7 +20,9 @@ from ..selection.watching import watched_module
 
 __all__ = ["CoresetCallback"]
 
-_WAY_OUT = "Give the sampler the module that training_step calls: for self.net(x) that is CoresetSampler(train_set, module.net)."
+_WAY_OUT = (
+    "Give the sampler the module that training_step calls: for self.net(x) CoresetSampler(train_set, module.net)."
+)
 
 
 class CoresetCallback(Callback):

@@ -230,7 +230,12 @@ def test_a_worker_that_hangs_is_an_error(monkeypatch):
     assert labels.WORKER_TIMEOUT > 60
     with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
         CoresetSampler(
-            Hanging(), nn.Linear(12, 3), size=9, num_workers=1, scoring_batch_size=1, progress=False
+            Hanging(),
+            nn.Linear(12, 3),
+            size=9,
+            num_workers=1,
+            scoring_batch_size=1,
+            progress=False,
             strategy="stable",
         ).select()
 
