@@ -61,12 +61,7 @@ class BatchWatch:
         if not self.wanted or mixed:
             return
         self._indices, self._begun = indices.to("cpu", torch.int64), self._begun + 1
-<<<<<<< HEAD
-        visible = isinstance(labels, Tensor) and labels.shape == self._indices.shape and not labels.is_floating_point()
-        if visible and not torch.equal(labels.to("cpu", torch.int64), self.sampler.read_labels()[self._indices]):
-=======
         if not self._fits(labels):
->>>>>>> r2-adapters
             self._observing.give_up("the labels of a batch are not those of its examples: something reorders them")
             return
         self._handle = model.register_forward_hook(Hook(self._leave))

@@ -23,7 +23,7 @@ FRAMEWORKS = dict(
 )
 
 
-GUIDES = [DOCS / f"{name}.md" for name in ("index", "choosing", "adding_a_strategy")]
+GUIDES = [DOCS / f"{name}.md" for name in ("index", "choosing", "adding_a_strategy", "watching", "audit")]
 
 
 @pytest.mark.parametrize("page", [*CARDS, *GUIDES], ids=lambda page: page.stem)
