@@ -142,12 +142,18 @@ def contestants(setting: ImageSetting) -> dict[str, Contestant]:
         "label_confidence, exponent 4": partial(strategies.LabelConfidence, exponent=4),
         "oracle": oracle,
     }
-    weighting = {"2 kept of 10, each once": "none", "loss_pruning": "loss", "loss_pruning, confidence": "loss"}
-    watch = {"full": False, "uniform": False}
-    return {
-        name: Contestant(make, knows=name == "oracle", weighting=weighting.get(name, "resample"), watch=watch.get(name))
-        for name, make in made.items()
+    pruning = dict(weighting="loss", counts=True, fraction=0.7)
+    special: dict[str, Row] = {
+        "uniform": dict(watch=False),
+        "full": dict(watch=False, fraction=1.0),
+        "full, watched": dict(fraction=1.0),
+        "infobatch": dict(fraction=1.0),
+        "loss_pruning": pruning,
+        "loss_pruning, confidence": pruning,
+        "2 kept of 10, each once": dict(weighting="none"),
+        "oracle": dict(knows=True),
     }
+    return {name: Contestant(make, **special.get(name, {})) for name, make in made.items()}
 
 
 @dataclass(frozen=True)

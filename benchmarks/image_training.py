@@ -24,7 +24,6 @@ from coreset_sampler.selection.testing import inject_label_noise
 from coreset_sampler.selection.types import Strategy
 
 FRACTION, N_VALIDATION = 0.1, 5_000
-WHOLE = ("full", "full, watched", "infobatch")  # contestants whose epochs are passes over all examples
 
 
 def cosine(done: float) -> float:
@@ -56,6 +55,8 @@ class Contestant:
 
     strategy: Callable[..., Strategy]  # makes it; an oracle is told the wrong labels
     knows: bool = False
+    counts: bool = False  # whether it is told how many selections there will be
+    fraction: float = FRACTION  # of the examples, an epoch
     weighting: str = "resample"
     reselect_every: int = 1
     watch: bool | None = None
@@ -132,8 +133,7 @@ def train(name: str, job: Row, args: argparse.Namespace, setting: ImageSetting, 
     torch.manual_seed(seed)
     model = setting.network().to(device, memory_format=torch.channels_last)
     parallel = nn.parallel.DistributedDataParallel(model) if world > 1 else model
-    fraction = 1.0 if job["strategy"] in WHOLE else FRACTION
-    epochs = max(1, round(job["passes"] / fraction))
+    epochs = max(1, round(job["passes"] / contestant.fraction))
     sampler = sampler_of(contestant, job, setting, train_set, model, labels, noisy, pixels, epochs, args)
     loader = DataLoader(train_set, job["batch_size"] // world, sampler=sampler, drop_last=True, collate_fn=as_it_is)
     if not len(loader):
@@ -196,10 +196,11 @@ def sampler_of(
     """What chooses: the peer's rule, or our sampler with the contestant's strategy after the warm-up."""
     if job["strategy"] == "infobatch":
         return InfoBatch(len(labels), epochs, seed=job["seed"])
-    strategy = contestant.strategy(*[(noisy != labels).nonzero().flatten()] * contestant.knows)
+    told = [(noisy != labels).nonzero().flatten()] * contestant.knows
+    strategy = contestant.strategy(*told, **({"selections": epochs} if contestant.counts else {}))
     warm_up = 0 if getattr(strategy, "observes", False) else round(setting.warm_up * epochs)
     return DistributedCoresetSampler(
-        train_set, model, fraction=1.0 if job["strategy"] in WHOLE else FRACTION, seed=job["seed"], scoring_batch_size=500,
+        train_set, model, fraction=contestant.fraction, seed=job["seed"], scoring_batch_size=500,
         strategy=strategies.WarmUp(strategy, selections=warm_up) if warm_up else strategy,
         weighting=contestant.weighting, reselect_every=contestant.reselect_every,
         selection_dataset=Images(pixels, noisy, setting),  # where they are not mirrored or moved
