@@ -21,7 +21,7 @@ class Item(dict[str, Any]):
     place: int
 
 
-class KnownPlaces(IndexedDataset):
+class KnownPlaces(IndexedDataset):  # type: ignore[misc]
     """A data set whose examples, where they are dicts, know their place."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:

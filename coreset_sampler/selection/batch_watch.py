@@ -35,7 +35,8 @@ class BatchWatch:
         self._observing = sampler._observing
         self._told = self._observing.told
         self._handle: Any = None
-        self._indices, self._logits = torch.empty(0, dtype=torch.int64), None
+        self._indices = torch.empty(0, dtype=torch.int64)
+        self._logits: Tensor | None = None
         self._begun = self._seen = 0  # batches of this pass
         if self.wanted:
             self._observing.rely_on_observe()
