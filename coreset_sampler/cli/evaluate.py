@@ -14,16 +14,16 @@ from ..synthetic.networks import NETWORKS, NORMS
 from ..synthetic.real_images import PICKS
 from .options import add_defaults, add_widths, assignments, names
 
+_NETWORKS = """
+networks of other libraries have random weights and are made for the images' size and channels:
+  timm:MODEL               any of timm.list_models(); a transformer's patches are made small enough for 4 x 4 of them
+  timm:MODEL+NAME=VALUE    with arguments of the model; +small_stem leaves out stride and pooling at the start of a ResNet
+  hf:DIR                   AutoModelForImageClassification from the config.json in DIR"""
 _EXAMPLES = """examples:
   coreset-sampler evaluate digits/vbpc-1 --data digits --by last-layer,sgd --seeds 3
   coreset-sampler evaluate fashion-mnist/vbpc-10 --data DIR --networks convnet,vgg --norm batch --against random,herding
   coreset-sampler evaluate fashion-mnist/vbpc-10 --data DIR --networks timm:resnet18,timm:vit_tiny_patch16_224+depth=4,hf:DIR
-  coreset-sampler evaluate digits/vbpc-10 --data digits --corruptions all --severity 1,2,3,4,5 -o digits.json
-
-networks of other libraries have random weights and are made for the images' size and channels:
-  timm:MODEL               any of timm.list_models(); a transformer's patches are made small enough for 4 x 4 of them
-  timm:MODEL+NAME=VALUE    with arguments of the model; timm:resnet18+small_stem leaves out stride and pooling at the start
-  hf:DIR                   AutoModelForImageClassification from the config.json in DIR"""
+  coreset-sampler evaluate digits/vbpc-10 --data digits --corruptions all --severity 1,2,3,4,5 -o digits.json"""
 
 
 def add_evaluate(commands: Any) -> None:
@@ -34,7 +34,7 @@ def add_evaluate(commands: Any) -> None:
         description="Trains networks that know only the coreset, and measures them on real test images.\n"
         "--against trains the same networks on as many real images: the comparison that counts.\n"
         "The column 'training' is the accuracy on the images trained on. If it is low the network underfits;\n"
-        "if it is high and 'accuracy' is low, the set does not carry over to this network.",
+        f"if it is high and 'accuracy' is low, the set does not carry over to this network.\n{_NETWORKS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_EXAMPLES,
     )

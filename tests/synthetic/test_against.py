@@ -132,7 +132,7 @@ def test_a_small_stem_keeps_the_image_at_its_size():
     pytest.importorskip("timm")
     from coreset_sampler.synthetic.other_networks import other_network
 
-    plain, small = (other_network(f"timm:test_resnet{more}", 3, 10, 32)[0]() for more in ("", "+small_stem"))
+    plain, small = (other_network(f"timm:test_resnet{more}", 3, 10, 32)[0]().eval() for more in ("", "+small_stem"))
     x = torch.zeros(1, 3, 32, 32)
     assert small.forward_features(x).shape[-1] == 4 * plain.forward_features(x).shape[-1]
 
