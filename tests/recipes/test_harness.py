@@ -5,7 +5,9 @@ import os
 
 import pytest
 import torch
+from found import auc
 from harness import curves, grouped, mean_of, rows_of, run_all, spread
+from infobatch import InfoBatch
 from oracle import oracle
 from time_to_accuracy import seconds_to, time_to_accuracy
 
@@ -25,6 +27,31 @@ def test_the_oracle_draws_every_right_label_alike_and_no_wrong_one():
     assert float((times[1::2] - 80).abs().max()) < 40  # the standard deviation is 8
     with pytest.raises(ValueError, match="at most 50"):
         CoresetSampler(data, model, size=51, strategy=oracle(wrong), progress=False).select()
+
+
+def test_area_under_the_curve_counts_pairs_and_ties_half():
+    suspicion = torch.randint(0, 9, (60,), generator=torch.Generator().manual_seed(0)).double()
+    wrong = torch.rand(60, generator=torch.Generator().manual_seed(1)) < 0.3
+    pairs = suspicion[wrong][:, None] - suspicion[~wrong][None]
+    assert auc(suspicion, wrong) == pytest.approx(float(((pairs > 0) + (pairs == 0) / 2).double().mean()))
+
+
+def test_infobatch_keeps_the_expected_gradient_and_shows_everything_at_the_end():
+    sampler = InfoBatch(1000, epochs=16, seed=3)
+    assert sorted(sampler) == list(range(1000))  # nothing is learned yet
+    losses = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    sampler.observe(torch.arange(1000), losses)
+    total = torch.zeros(1000)
+    for epoch in range(400):
+        sampler.epochs = 10_000
+        sampler.set_epoch(epoch)
+        total.index_add_(0, sampler.order, sampler.weights[sampler.order])
+    assert float((total / 400 - 1).abs().max()) < 0.25  # five standard errors
+    assert 700 < len(sampler) < 800
+    sampler.epochs = 16
+    sampler.set_epoch(14)
+    assert sorted(sampler) == list(range(1000))
+    assert float(sampler.weights.max()) == 1
 
 
 def square(job):
@@ -57,7 +84,9 @@ def test_a_job_that_fails_loses_nothing_of_those_before(tmp_path):
     file = tmp_path / "rows.jsonl"
     with pytest.raises(ZeroDivisionError):
         run_all([{"number": 2}, {"number": 0}], work, file)
-    assert rows_of(file) == [{"number": 2, "inverse": 0.5}]
+    (row,) = rows_of(file)
+    assert (row.pop("number"), row.pop("inverse")) == (2, 0.5)
+    assert row.keys() == {"date", "commit", "machine"}  # when, on which code and where
 
 
 def test_a_line_that_was_cut_off_by_a_kill_is_run_again(tmp_path):
