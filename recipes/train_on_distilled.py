@@ -9,7 +9,9 @@ as each model's own settings say; the test images go the same way. `fit` trains 
 probabilities for labels, AdamW along one cycle, shifts and flips for each image. The random images, others for each seed,
 are trained the same way. --data is a folder that `datasets.load_dataset` opens. Models start from random weights.
 
-Measured: the run of this version was not finished when it was committed, so no figure stands here.
+Measured (the 100 learned digits of `digits/vbpc-10`, 500 held-out digits, n = 1): timm resnet10t 0.928, random images 0.960,
+both 1.000 on what they were trained on. That set was made for ConvNets with InstanceNorm and does not carry over to this
+network. The two transformers were not measured with this version.
 """
 
 from __future__ import annotations
