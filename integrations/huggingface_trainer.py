@@ -73,7 +73,8 @@ class CoresetTrainerMixin(_Trainer):
         _check_possible(self)  # an IterableDataset never asks for a sampler
         if not self._get_train_sampler()._observing.wanted:
             return super().get_train_dataloader()
-        plain, self._carries = self.train_dataset, True
+        plain: Any = self.train_dataset
+        self._carries = True
         try:
             self.train_dataset = with_indices(self, plain)
             return super().get_train_dataloader()
@@ -114,7 +115,9 @@ class CoresetTrainerMixin(_Trainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **settings: Any) -> Tensor:
         """The trainer's step, watched; with `weighting="loss"` an error if the weights had no part in the loss."""
         index = inputs.pop(INDEX, None)
-        watch = self._batch_watch if index is not None else self._watch_by_counting()
+        watch = self._batch_watch if index is not None else None
+        if index is None:
+            self._watch_by_counting()
         if watch is not None:
             called = model if isinstance(model, nn.DataParallel) else watched_module(model)
             watch.begin(called, index, inputs.get("labels"))

@@ -191,7 +191,8 @@ class Observing:
 
     def observe(self, indices: Any, logits: Any) -> None:
         """See `CoresetSampler.observe`."""
-        classes = None if self.store is None else self.store.classes
+        classes = self._pending[0].logits.shape[1] if self._pending else None
+        classes = classes if self.store is None else self.store.classes
         at, rows = check_observed(indices, logits, self._sampler.n, self._sampler.read_labels(), classes)
         if self._noise:
             raise ValueError(
@@ -204,7 +205,6 @@ class Observing:
             self.rely_on_observe()
         self.told += 1
         self._take(at, rows.detach().to("cpu", torch.float32, copy=True))
-        self._settle()
 
     @property
     def scores(self) -> ScoreStore:
@@ -254,6 +254,7 @@ class Observing:
 
     def stats(self) -> dict[str, float]:
         """Figures for `CoresetSampler.stats`."""
+        self._settle()
         if self.store is None:
             return {}
         return {"coverage": self.store.coverage, "score_age": self.store.age(self._sampler.epoch)}
