@@ -5,7 +5,6 @@
 Each contestant trains a small BatchNorm network on 10 % of 1,200 training digits an epoch, 80 epochs, and is scored on
 597 clean digits that none of them has seen. The loops differ in the sampler alone; learning rate and batch size are the
 same for all. (`benchmarks/fashion_mnist.py` tunes each on its own.)
-
 Measured (n = 5, mean ± standard deviation): uniform 0.888 ± 0.032, label confidence 0.904 ± 0.052, CREST 0.924 ± 0.018,
 stable 0.914 ± 0.016, stable with `confidence_exponent=2` 0.926 ± 0.015. With 1,200 digits label confidence has little to fit
 its noise model to, hence its spread; selection takes 15 % of its time and 42 % of stable's, the network being tiny.
@@ -37,13 +36,7 @@ STRATEGIES = {
     "stable": strategies.Stable(posterior=NOISE_IN_NORMS, draws=4, **POOLS),
     "stable, exponent 2": strategies.Stable(posterior=NOISE_IN_NORMS, draws=4, confidence_exponent=2, **POOLS),
 }
-COLOURS = {
-    "uniform": "#888888",
-    "label_confidence": "#2f855a",
-    "crest": "#d98a2b",
-    "stable": "#2b6cb0",
-    "stable, exponent 2": "#6b46c1",
-}
+COLOURS = dict(zip(STRATEGIES, ("#888888", "#2f855a", "#d98a2b", "#2b6cb0", "#6b46c1"), strict=True))
 
 
 def digits(seed: int) -> tuple[TensorDataset, TensorDataset, Tensor]:

@@ -36,9 +36,7 @@ POOLS = dict(pool_size=500, keep=100, balance="proportional", rescore_every=5)  
 STRATEGIES = {
     "uniform": strategies.Uniform(),
     "stable": strategies.Stable(posterior=SphericalGaussian(0.1, "norm", redraw=1), draws=2, **POOLS),
-    "label_confidence": strategies.LabelConfidence(
-        posterior=PointMass(), balance="proportional", rescore_every=5, warm_up=0
-    ),
+    "label_confidence": strategies.LabelConfidence(posterior=PointMass(), rescore_every=5, warm_up=0),
 }
 
 

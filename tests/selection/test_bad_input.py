@@ -246,7 +246,7 @@ def test_workers_that_die_end_the_selection_with_an_error():
 def test_a_state_of_another_data_set_is_refused_and_changes_nothing(change, message):
     state = CoresetSampler(digits(), trained_net(), size=50, strategy="stable")
     state.select()
-    settings = {"dataset": digits(), "size": 50, **change}
+    settings = {"dataset": digits(), "size": 50, "strategy": "stable", **change}
     other = CoresetSampler(model=trained_net(), **settings)
     with pytest.raises(ValueError, match=message):
         other.load_state_dict(state.state_dict())

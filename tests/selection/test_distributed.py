@@ -8,7 +8,7 @@ import pytest
 import torch
 from scenarios import conv_net, digits, trained_net
 
-from coreset_sampler import CoresetSampler, strategies
+from coreset_sampler import CoresetSampler, PointMass, strategies  # noqa: F401 (for eval)
 
 pytestmark = pytest.mark.integration
 

@@ -138,7 +138,7 @@ def test_evaluate_takes_networks_and_inferences_of_ones_own():
     assert (row["network"], row["by"]) == ("mine", "guess")
     assert len(seen[0]) == 2
     assert row["nll"] == pytest.approx(2.3026, abs=1e-3)
-    with pytest.raises(ValueError, match="widths must be left out where networks are functions"):
+    with pytest.raises(ValueError, match="widths and norm must be left out where networks are functions"):
         evaluate(coreset, "digits", networks=mine, widths=(4,), progress=False)
 
 
