@@ -10,7 +10,6 @@ tuned at 64 pixels for 8 epochs of a tenth by `benchmarks/tiny_imagenet.py table
     wrong labels   uniform         stable          seconds     selection (stable)
     0              0.243 ± 0.006   0.239 ± 0.007   123, 206    40 %
     0.3            0.166 ± 0.007   0.173 ± 0.006   124, 203    40 %
-
 In 20 epochs (held-out images, noise 0.3, n = 2): uniform 0.272 ± 0.006, label_confidence 0.302 ± 0.002. ImageNet: not run.
 """
 
@@ -33,10 +32,11 @@ from coreset_sampler import DistributedCoresetSampler, PointMass, SphericalGauss
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # set by torchrun
 DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
 POOLS = dict(pool_size=500, keep=100, balance="proportional", rescore_every=5)  # one scoring pass serves 5 epochs
+SCORED = dict(posterior=PointMass(), balance="proportional", rescore_every=5, warm_up=0)
 STRATEGIES = {
     "uniform": strategies.Uniform(),
     "stable": strategies.Stable(posterior=SphericalGaussian(0.1, "norm", redraw=1), draws=2, **POOLS),
-    "label_confidence": strategies.LabelConfidence(posterior=PointMass(), rescore_every=5, warm_up=0),
+    "label_confidence": strategies.LabelConfidence(**SCORED),
 }
 
 
