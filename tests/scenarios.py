@@ -49,8 +49,10 @@ def train(model: nn.Module, batches: list[tuple[Tensor, Tensor]], lr: float = 0.
 
 @functools.cache
 def _trained_state() -> dict[str, Tensor]:
-    model = conv_net()
+    """Trained in float64: in float32 another CPU, or another number of threads, trains to a network that selects others."""
+    model = conv_net().double()
     x, y = digits().tensors
+    x = x.double()
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -58,7 +60,7 @@ def _trained_state() -> dict[str, Tensor]:
             model,
             [(x[i], y[i]) for _ in range(3) for i in torch.randperm(1797, generator=generator).split(64)],
         )
-    return model.state_dict()
+    return model.float().state_dict()
 
 
 def trained_net() -> nn.Sequential:
