@@ -229,7 +229,7 @@ class _AtEpochs(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Without the position: on resume the trainer skips the batches of the epoch that it has done."""
-        self.trainer.coreset_sampler._observing.gather()  # every process is here, and the state holds what all have seen
+        self.trainer.coreset_sampler.sync_scores()  # every process is here, and the state holds what all have seen
         if args.should_save:
             run = self.trainer._get_output_dir(trial=getattr(self.trainer, "_trial", None))
             folder = Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"

@@ -124,7 +124,7 @@ class CoresetCallback(Callback):
         After the last batch of an epoch, also of one cut short by `limit_train_batches`, the next epoch's beginning.
         """
         trainer = self._trainer
-        self.sampler._observing.gather()  # every process is here, and the state holds what all have seen
+        self.sampler.sync_scores()  # every process is here, and the state holds what all have seen
         if trainer.fit_loop._combined_loader is None:
             return self.sampler.state_dict(position=0)
         done = trainer.fit_loop.epoch_loop.batch_progress.current.processed

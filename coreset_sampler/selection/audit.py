@@ -18,7 +18,7 @@ from torch import Tensor
 from .audit_data import open_examples
 from .audit_page import audit_page
 from .audit_rows import Audit, SuspectRow, audit_scores
-from .saved_scores import Scores, read_scores
+from .score_file import Scores, read_scores
 
 StrPath = str | os.PathLike[str]
 

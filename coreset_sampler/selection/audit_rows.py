@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .audit_data import Examples
-from .saved_scores import Scores
+from .score_file import Scores
 
 _LEAST_RATE = 5e-4  # of wrong labels; what is below is none, in the tenths of a percent that are shown
 

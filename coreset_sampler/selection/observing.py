@@ -10,11 +10,12 @@ from torch import Tensor
 
 from .. import distributed
 from .arguments import check_observed
+from .evidence import Evidence
 from .noisy_head import NoisyHead, noise_of
 from .observed import Batch, joined
 from .scores import ScoreStore
 from .seeds import HEAD, mixed_seed
-from .watching import Evidence, Watch, cannot_watch, watched_module
+from .watching import Watch, cannot_watch, watched_module
 
 if TYPE_CHECKING:
     from .caller import Caller
@@ -96,16 +97,18 @@ class Observing:
         self._evidence = self._evidence or Evidence(labels)
         self._mixed_in, self._ahead = False, caller.ahead
         self._head = NoisyHead(self._sampler.model, *self._noise) if self._noise else None
-        own, start = (order, start or self._seen_before()) if not isinstance(share, list) else (share, 0)
+        own, at = (order, start or self._seen_before()) if not isinstance(share, list) else (share, 0)
         self._watch = Watch(
             watched_module(self._sampler.model),
             labels,
             torch.tensor(own, dtype=torch.int64),
-            start,
+            at,
             yielded=lambda: epoch.yielded if epoch.yielded < given else len(own),  # a share may repeat some at its end
             evidence=self._evidence,
             take=self._take_watched,
             mismatch=self._switch_off,
+            loader=None if isinstance(share, list) else caller.loader,
+            first=0 if isinstance(share, list) else start,
             also_off=None if self._head is None else self._head.off,
         )
         self._resume, self._pass_epoch = (-1, 0), self._sampler.epoch

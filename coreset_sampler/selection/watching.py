@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -14,14 +15,9 @@ from torch.jit import ScriptModule
 from torch.utils.data import DistributedSampler
 
 from .. import distributed
+from .evidence import Evidence
 from .forward import logits_of
 from .labels import LABEL_KEYS
-
-_ONCE_CONFIRMED = 8  # batches, of which one is looked at
-_WINDOW = 20  # batches that are judged together
-_MOST_WINDOWS = 3  # that are undecided, after which the evidence is collected anew
-_CLEARLY = 3.0, -4.0  # standard errors: of a match, of a mismatch
-_SURE = 0.5  # nats that a network which knows its classes should gain from the right labels; a fresh one is below that
 
 
 class Hook:
@@ -41,68 +37,6 @@ class Hook:
         return getattr, (nullcontext(), "__exit__")  # takes anything, gives None, and is found without this package
 
 
-class Evidence:
-    """Whether labels fit the predictions better than those of the batches before and after.
-
-    Matched labels have a lower loss than shifted ones as soon as the network knows something. A paired test over 20
-    batches tells. Where shifted ones are clearly better, or no labels fit a network that is sure of itself, rows and
-    indices do not belong together. While the network knows nothing there is no verdict.
-
-    Args:
-        labels: `(n,)` all labels; predicting their frequencies is to know nothing.
-    """
-
-    def __init__(self, labels: Tensor) -> None:
-        share = torch.bincount(labels).double() / max(1, len(labels))
-        self.chance = float(torch.special.entr(share).sum())  # the loss of who knows the frequencies only
-        self.confirmed = False
-        self._batches = 0
-        self._clear()
-
-    def is_wanted(self) -> bool:
-        """Whether to take in the next batch: each, and once the match was confirmed every eighth, to cost little."""
-        self._batches += 1
-        return not self.confirmed or self._batches % _ONCE_CONFIRMED == 0
-
-    def add(self, logits: Tensor, labels: Tensor, others: list[Tensor]) -> str | None:
-        """Takes in a batch and says what is wrong, if that is plain by now.
-
-        Args:
-            logits: `(b, classes)`.
-            labels: `(b,)` matched.
-            others: `(b,)` each, of the batches before and after.
-        """
-        log_p = logits.log_softmax(1)
-        if len(others) < 2 or not bool(torch.isfinite(log_p).all()):
-            return None
-        loss, *shifted = [-float(log_p.gather(1, y[:, None]).mean()) for y in (labels, *others)]
-        p = log_p.exp()
-        self._expected.append(float(((p - p.mean(0)) * log_p).sum(1).mean()))
-        self._gains.append([other - loss for other in shifted])
-        self._shifted.append(shifted)
-        return self._verdict() if len(self._gains) % _WINDOW == 0 else None
-
-    def _verdict(self) -> str | None:
-        gains, shifted = torch.tensor(self._gains).double(), torch.tensor(self._shifted).double().mean(0)
-        z = gains.mean(0) / (gains.std(0) / len(gains) ** 0.5).clamp(min=1e-9)
-        if bool((z > _CLEARLY[0]).all()):
-            self.confirmed = True
-            self._clear()
-        elif bool(((z < _CLEARLY[1]) & (shifted < self.chance)).any()):
-            return "the labels of another batch fit its predictions better than those of the matched examples"
-        elif len(gains) >= _MOST_WINDOWS * _WINDOW:
-            expected, gain = sum(self._expected) / len(gains), float(gains.mean())
-            self._clear()
-            if expected > _SURE and gain < 0.1 * expected:
-                return "the labels of the matched examples do not fit its predictions, although it is sure of these"
-        return None
-
-    def _clear(self) -> None:
-        self._gains: list[list[float]] = []
-        self._shifted: list[list[float]] = []
-        self._expected: list[float] = []
-
-
 class Watch:
     """One pass over the data: hooks on the model, and how far its rows have come in the order of the indices.
 
@@ -115,6 +49,9 @@ class Watch:
         evidence: what is known of the match, also from passes before.
         take: is given `(indices, logits, position)` of each batch that matches, and says what is wrong with it, if anything.
         mismatch: is given the reason when they do not; the hooks are off by then.
+        loader: the iterator of the DataLoader that reads the indices from `first` on, if that is known. The hooks go as
+            soon as the loop has run the model on all that it gives, or has let go of it after the last row that it gave.
+        first: see `loader`.
         also_off: is called when the hooks are taken off.
     """
 
@@ -129,12 +66,17 @@ class Watch:
         evidence: Evidence,
         take: Callable[[Tensor, Tensor, int], str | None],
         mismatch: Callable[[str], None],
+        loader: Any = None,
+        first: int = 0,
         also_off: Callable[[], object] | None = None,
     ) -> None:
         self.model, self.labels, self.order, self.position, self.begin = model, labels, order, start, start
         self.largest, self._last_class = 0, int(labels.max())  # batch so far; label
         self._yielded, self._evidence, self._take, self._mismatch = yielded, evidence, take, mismatch
         self._depth, self._also_off = 0, also_off
+        self._given = Given(loader, len(order) - first)
+        self._last, self._in_step = first + self._given.all, False  # row; whether the loop has run all it was given
+        self._first, self._loop_left = first, self._given.when_left(Hook(self._left))
         handles = [
             model.register_forward_pre_hook(Hook(self._enter), with_kwargs=True),
             model.register_forward_hook(Hook(self._leave), with_kwargs=True, always_call=True),
@@ -149,6 +91,7 @@ class Watch:
     def off(self) -> None:
         """Takes the hooks off; more than once does no harm."""
         self._off()
+        self._loop_left()
         if self._also_off is not None:
             self._also_off()
 
@@ -166,7 +109,14 @@ class Watch:
         if reason is not None:
             self.off()
             self._mismatch(reason)
-        elif self.position == len(self.order):
+        elif self.position >= self._last:
+            self.off()
+        else:
+            self._in_step = self.position - self._first >= self._given.so_far()
+
+    def _left(self) -> None:
+        """The loop has let go of its loader. A loop that holds batches back may still run the model on them."""
+        if self._in_step:
             self.off()
 
     def _match(self, output: Any, args: Any, named: Mapping[str, Any]) -> str | None:
@@ -200,6 +150,40 @@ class Watch:
         """The labels of as many examples before and after, where there are as many."""
         parts = [self.order[max(0, at - rows) : at], self.order[at + rows : at + 2 * rows]]
         return [self.labels[part] for part in parts if len(part) == rows]
+
+
+class Given:
+    """The rows that a DataLoader gives to a loop.
+
+    Args:
+        loader: its iterator, or None.
+        rows: the indices that it reads.
+    """
+
+    def __init__(self, loader: Any, rows: int) -> None:
+        self._size = getattr(getattr(loader, "_index_sampler", None), "batch_size", None) or 0
+        self._loader = weakref.ref(loader) if self._size and hasattr(loader, "_num_yielded") else _nobody
+        dropped = rows % self._size if self._size and getattr(loader, "_drop_last", False) else 0
+        self.all = rows - dropped
+        """Of the pass; without those that `drop_last` leaves out."""
+
+    def so_far(self) -> float:
+        """As many as the loop may have; any number where that is not known."""
+        loader = self._loader()
+        return math.inf if loader is None else min(self.all, loader._num_yielded * self._size)
+
+    def when_left(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Calls this when the loop, and everybody else, has let go of the loader. Gives what calls that off."""
+        loader = self._loader()
+        if loader is None:
+            return _nobody
+        finalizer = weakref.finalize(loader, call)
+        finalizer.atexit = False
+        return finalizer.detach
+
+
+def _nobody() -> None:
+    return None
 
 
 def visible_labels(args: Any, named: Mapping[str, Any]) -> Tensor | None:

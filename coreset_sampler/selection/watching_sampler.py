@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 
+from .. import distributed
 from .arguments import whole_number
 from .labels import labels_of
 from .observing import Observing
@@ -43,9 +44,23 @@ class WatchingSampler(Sampler[int]):
     def scores(self) -> ScoreStore:
         """What the training's own forward passes said of each example. An error before anything was observed.
 
-        Under several processes it holds what they had seen when the last selection began.
+        Under several processes it holds what they had seen when the last selection, or `sync_scores`, began.
         """
         return self._observing.scores
+
+    def sync_scores(self) -> None:
+        """Puts together what several processes have seen since the last selection. In one process there is nothing to do.
+
+        Call it in every process, as a collective of torch.distributed, before one of them calls `state_dict`,
+        `save_scores` or `suspects`. Those are local calls, and know of others only what was put together.
+
+        Example:
+            >>> sampler.sync_scores()
+            >>> if rank == 0:
+            ...     torch.save(sampler.state_dict(position=done), "checkpoint.pt")
+        """
+        with distributed.together():
+            self._observing.gather()
 
     def observe(self, indices: Any, logits: Tensor) -> None:
         """Takes in what the model said of these examples, for loops in which watching the model is not possible.

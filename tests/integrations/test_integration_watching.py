@@ -54,3 +54,13 @@ def test_nothing_extra_is_run_and_scores_are_put_together_at_selections(ranks, k
         assert rank[kind]["pending"] == 320, "the last pass waits for the next selection"
         assert rank[kind]["hooks"] == 0
         assert len({i for part in rank[kind]["given"] for i in part}) < N
+
+
+def test_a_state_saved_in_mid_epoch_after_sync_scores_goes_on_with_the_same_indices_and_scores(ranks):
+    for rank in ranks:
+        through, after = rank["resumed"]
+        assert after["given"] == through["given"]
+        assert through["scores"]["counts"].sum() == 3 * 160
+        for key, value in through["scores"].items():
+            found = torch.as_tensor(after["scores"][key])
+            assert torch.equal(torch.as_tensor(value).nan_to_num(-9), found.nan_to_num(-9)), key

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from coreset_sampler.cli import main as cli
 from coreset_sampler.selection.audit import CSV_COLUMNS, audit
 from coreset_sampler.selection.audit_rows import audit_scores
-from coreset_sampler.selection.saved_scores import VECTORS, read_scores
+from coreset_sampler.selection.score_file import VECTORS, read_scores
 
 pytest.importorskip("sklearn")
 datasets = pytest.importorskip("datasets")

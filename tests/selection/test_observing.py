@@ -19,6 +19,7 @@ from watched import N, ReadsScores
 from watched import digit_set as data
 
 from coreset_sampler import Coreset, CoresetSampler, IndexedDataset, SphericalGaussian, WeightedDataset, strategies
+from coreset_sampler.selection.evidence import Evidence
 from coreset_sampler.selection.seeds import HEAD, mixed_seed
 from coreset_sampler.selection.weighted import plain
 
@@ -268,6 +269,41 @@ def test_hooks_go_with_a_sampler_that_was_left_in_mid_epoch():
     assert not model._forward_hooks
 
 
+@pytest.mark.parametrize("loader", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_hooks_go_after_a_last_pass_whose_last_batch_is_dropped(loader):
+    model = net()
+    sampler = loop(sampler_of(model, size=150), model, epochs=2, drop_last=True, **loader)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert sampler.scores.counts.sum() == 2 * 128
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hooks_go_when_the_last_pass_is_left_early(workers):
+    model = net()
+    sampler, optimizer = sampler_of(model), torch.optim.SGD(model.parameters(), lr=0.05)
+    for number, (x, y) in enumerate(DataLoader(data(), BATCH, sampler=sampler, num_workers=workers)):
+        step(model.train(), optimizer, x, y)
+        if number == 2:
+            break
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert sampler.scores.counts.sum() == 3 * BATCH
+
+
+def test_batches_that_a_loop_holds_back_are_seen_after_it_has_let_go_of_its_loader():
+    model = net().train()
+    sampler = sampler_of(model)
+    waiting = []
+    for x, _ in DataLoader(data(), BATCH, sampler=sampler):
+        waiting.append(x)
+        if len(waiting) > 1:
+            model(waiting.pop(0))
+    model(waiting.pop(0))
+    assert sampler.scores.counts.sum() == 160
+    assert not model._forward_hooks
+
+
 def test_copies_made_in_mid_epoch_are_not_watched(told):
     model = net()
     x = data().tensors[0][:5]
@@ -481,6 +517,47 @@ def test_batches_in_order_are_confirmed_and_a_network_that_knows_nothing_is_not_
     assert not sampler._observing._evidence.confirmed
     assert not sampler._observing.off
     assert not [w for w in recwarn if "watched" in str(w.message)]
+
+
+def mixing_loop(sampler, model, epochs, partner, chance=1.0):
+    """A loop that mixes each of its batches with `partner(batch)`, in a share of its own."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    model.train()
+    for _ in range(epochs):
+        for x, y in DataLoader(data(), BATCH, sampler=sampler):
+            share, draw = torch.rand(2, generator=generator)
+            share = share if draw < chance else 1.0
+            logits = model(share * x + (1 - share) * partner(x))
+            (share * cross_entropy(logits, y) + (1 - share) * cross_entropy(logits, partner(y))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(("partner", "chance"), [("flip", 1.0), ("roll", 1.0), ("flip", 0.5)])
+def test_mixtures_as_timm_and_torchvision_make_them_are_found_by_their_partners(partner, chance):
+    model = net()
+    sampler = sampler_of(model, size=N)
+    partners = {"flip": lambda rows: rows.flip(0), "roll": lambda rows: rows.roll(1, 0)}
+    with pytest.warns(UserWarning, match="mixtures, as of mixup"):
+        mixing_loop(sampler, model, 40, partners[partner], chance)
+    assert sampler._observing.off
+
+
+@pytest.mark.parametrize("batch", [1, 3, 32])
+def test_rows_of_one_example_each_are_not_taken_for_mixtures(batch):
+    """Also with labels that are often wrong, where rows fit those of others nearly as well."""
+    generator = torch.Generator().manual_seed(batch)
+    for signal in (0.5, 3.0):
+        evidence = Evidence(torch.arange(10))
+        for _ in range(1500):
+            logits = torch.randn(batch, 10, generator=generator)
+            labels, *others = torch.randint(10, (3, batch), generator=generator)
+            logits[torch.arange(batch), labels] += signal
+            wrong = torch.rand(batch, generator=generator) < 0.4
+            labels = torch.where(wrong, torch.randint(10, (batch,), generator=generator), labels)
+            assert evidence.add(logits, labels, others) is None
+        assert evidence.confirmed or batch == 1
 
 
 def test_after_a_mismatch_a_scoring_pass_fills_the_scores_once_for_every_n_examples():

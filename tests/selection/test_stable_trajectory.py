@@ -41,7 +41,7 @@ def test_it_keeps_the_rules_and_goes_on_from_a_saved_place():
     check_strategy(strategy)
     labels = torch.arange(100) % 2
     _, state = strategy.select(view_of(labels), 20, None, torch.Generator().manual_seed(0))
-    assert strategies.load_state(strategy, strategies.state_dict(strategy, state)).position == 20
+    assert strategies.load_state(strategy, strategies.state_dict(strategy, state)).place.position == 20
     assert strategies.Stable(posterior=Trajectory(SphericalGaussian(0.1, "head")), draws=4).observes
     assert not strategies.Stable().observes
 

@@ -535,7 +535,13 @@ def test_label_confidence_says_what_is_wrong(settings):
 def test_pools_are_disjoint_balanced_and_of_the_size_asked_for():
     labels = torch.arange(5000) % 10
     pools = draw_pools(
-        labels, 500, keep=100, pool_size=400, balance="equal", generator=torch.Generator().manual_seed(0)
+        labels,
+        500,
+        times=torch.zeros_like(labels),
+        keep=100,
+        pool_size=400,
+        balance="equal",
+        generator=torch.Generator().manual_seed(0),
     )
     assert pools.lengths.tolist() == [400] * 5
     assert pools.indices.unique().numel() == 2000
@@ -548,7 +554,13 @@ def test_pools_are_disjoint_balanced_and_of_the_size_asked_for():
 def test_with_more_classes_than_places_each_pool_takes_some_classes_in_turn():
     labels = torch.arange(20_000) % 1000
     pools = draw_pools(
-        labels, 2000, keep=128, pool_size=640, balance="equal", generator=torch.Generator().manual_seed(0)
+        labels,
+        2000,
+        times=torch.zeros_like(labels),
+        keep=128,
+        pool_size=640,
+        balance="equal",
+        generator=torch.Generator().manual_seed(0),
     )
     assert int(pools.sizes.sum()) == 2000
     kept = torch.zeros(1000, dtype=torch.int64)
@@ -582,7 +594,10 @@ def test_pools_are_taken_and_batched_as_the_docstring_says():
 @pytest.mark.parametrize("world", [1, 2, 3, 40])
 def test_pools_shared_out_over_processes_are_the_same_pools(world):
     labels = torch.arange(2000) % 7
-    pools = draw_pools(labels, 300, keep=20, pool_size=60, balance="equal", generator=torch.Generator().manual_seed(0))
+    times = torch.zeros_like(labels)
+    pools = draw_pools(
+        labels, 300, times=times, keep=20, pool_size=60, balance="equal", generator=torch.Generator().manual_seed(0)
+    )
     whole = [columns(pool) for pool, _ in pools.batches(1)]
     for rank in range(world):
         shard, rows = pools.take(range(len(pools))[rank::world])

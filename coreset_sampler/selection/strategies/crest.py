@@ -10,8 +10,7 @@ import torch
 from ..coreset import Coreset
 from ..posterior import PointMass
 from ..types import Balance, View
-from .scores import ScoredCandidates
-from .stable import Stable
+from .stable import InPools, Stable
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,16 @@ class Crest:
     confidence_exponent: float = 0.0
     rescore_every: int = 1
 
-    State: ClassVar[type | None] = ScoredCandidates
+    State: ClassVar[type | None] = InPools
 
     def __post_init__(self) -> None:
         self._stable()
 
     def select(
-        self, view: View, size: int, state: ScoredCandidates | None, generator: torch.Generator
-    ) -> tuple[Coreset, ScoredCandidates | None]:
+        self, view: View, size: int, state: InPools | None, generator: torch.Generator
+    ) -> tuple[Coreset, InPools]:
         """As `Stable` does, with one draw: the model as it is."""
-        return self._stable().select(view, size, state, generator)  # type: ignore[return-value]
+        return self._stable().select(view, size, state, generator)
 
     def _stable(self) -> Stable:
         return Stable(

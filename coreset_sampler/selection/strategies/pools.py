@@ -145,13 +145,20 @@ def class_weights(labels: Tensor, picks: Tensor, quota: Tensor) -> Tensor:
     return weights * len(labels) / weights.sum()
 
 
+def fewest_first(times: Tensor, generator: torch.Generator) -> Tensor:
+    """All examples `(n,)`, those first that were candidates the fewest `times`, in random order among equals."""
+    shuffled = torch.randperm(len(times), generator=generator)
+    return shuffled[torch.argsort(times[shuffled], stable=True)]
+
+
 def draw_pools(
-    labels: Tensor, size: int, *, keep: int, pool_size: int, balance: Balance, generator: torch.Generator
+    labels: Tensor, size: int, *, times: Tensor, keep: int, pool_size: int, balance: Balance, generator: torch.Generator
 ) -> Pools:
     """Deals random examples into `ceil(size / keep)` pools of about `pool_size` candidates, of which `keep` stay.
 
-    No example is in two pools, so nothing is scored twice in one selection. Each pool holds every class in equal number,
-    or, with more classes than `keep`, a random `keep` of them in turn.
+    No example is in two pools, so nothing is scored twice in one selection. Of each class those are dealt that were
+    candidates the fewest `times` `(n,)`: selections go through a class without replacement. Each pool holds every class in
+    equal number, or, with more classes than `keep`, a random `keep` of them in turn.
     """
     quota = quotas(labels, size, balance, generator)
     counts = torch.bincount(labels, minlength=len(quota))
@@ -161,8 +168,8 @@ def draw_pools(
     before = torch.cumsum(kept, 0) - kept - (torch.cumsum(quota, 0) - quota)[own]  # kept of the class in earlier pools
     take, need = candidates[own], quota[own].clamp(min=1)
     start, stop = before * take // need, (before + kept) * take // need
-    shuffled = torch.randperm(len(labels), generator=generator)
-    by_class = shuffled[torch.argsort(labels[shuffled], stable=True)]
+    in_turn = fewest_first(times, generator)
+    by_class = in_turn[torch.argsort(labels[in_turn], stable=True)]
     begin = (torch.cumsum(counts, 0) - counts)[own] + start
     stands_for = counts[own].double() / take.double()
     order = torch.argsort(pool, stable=True)  # the cells by pool, then class

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..scores import ScoreStore
 from ..types import Balance, Draw, View
 from .confidence import Predictions, knows_labels, label_confidence, label_probability
-from .pools import Pools
+from .pools import Pools, fewest_first
 
 CHUNK = 256  # candidates; small enough to share a scoring pass out evenly over processes
 
@@ -95,13 +95,16 @@ class KeptScores:
         return label_confidence(predicted.label, torch.tensor([len(labels)]), gradients.shape[-1])
 
 
-def random_of_each_class(labels: Tensor, wanted: int, balance: Balance, generator: torch.Generator) -> Tensor:
+def random_of_each_class(
+    labels: Tensor, wanted: int, balance: Balance, generator: torch.Generator, times: Tensor | None = None
+) -> Tensor:
     """`wanted` random examples: classes in equal number as far as they go, or in proportion; one of each first.
 
-    With fewer wanted than there are classes it is one of each of some classes, at random.
+    With fewer wanted than there are classes it is one of each of some classes, at random. Of a class those come first that
+    were candidates the fewest `times` `(n,)`.
     """
-    shuffled = torch.randperm(len(labels), generator=generator)
-    order = shuffled[torch.argsort(labels[shuffled], stable=True)]
+    in_turn = fewest_first(torch.zeros_like(labels) if times is None else times, generator)
+    order = in_turn[torch.argsort(labels[in_turn], stable=True)]
     counts = torch.bincount(labels)
     own = labels[order]
     rank = torch.arange(len(labels)) - (torch.cumsum(counts, 0) - counts)[own]

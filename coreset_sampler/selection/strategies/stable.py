@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,19 @@ from .uniform import Place, Uniform
 _AROUND = SphericalGaussian(layers="auto")
 
 
+@dataclass(frozen=True, eq=False)
+class InPools:
+    """What selections from pools keep: `times` `(n,)` that each example was a candidate.
+
+    `scored` is the last scoring pass, if that serves more than one selection; `place` that of the uniform passes with which
+    watching begins.
+    """
+
+    times: Tensor
+    scored: ScoredCandidates | None = None
+    place: Place | None = None
+
+
 @dataclass(frozen=True)
 class Stable:
     r"""Keeps the examples whose gradients cover those of all candidates, also around the current weights.
@@ -28,11 +41,12 @@ class Stable:
     $\sum_{i \in V} \min_{j \in S} \mathbb E_\delta \lVert g_j(w + \delta) - g_i(w + \delta) \rVert$ with
     $g = \mathrm{softmax}(\text{logits}) - \mathrm{onehot}(y)$ (Chang and Khanna, 2025). The expectation is the mean over
     `draws` draws of the posterior, which serve all pools of a selection. Within a pool each class is covered by its own
-    examples.
+    examples. Candidates are drawn without replacement over selections: none is one again before all others of its class
+    were.
 
     Cost of a scoring pass: `min(n, rescore_every * size * pool_size / keep)` candidates through the model, `draws` times
     each less what the draws share. With `rescore_every=1` gradients are dropped as soon as their pools are done; else
-    `draws * classes` numbers per candidate stay.
+    `draws * classes` numbers per candidate stay. One number per example stays in any case.
 
     Args:
         posterior: where to take the gradients. By default `SphericalGaussian(0.1, "norm")`, as in the paper, in a network
@@ -56,6 +70,8 @@ class Stable:
     confidence_exponent: float = 0.0
     rescore_every: int = 1
 
+    State: ClassVar[type | None] = InPools
+
     def __post_init__(self) -> None:
         check_at_least(1, draws=self.draws)
         check_balance(self.balance)
@@ -75,44 +91,57 @@ class Stable:
         """Whether it reads what training said, so that the sampler has to watch."""
         return isinstance(self.posterior, Trajectory)
 
-    @property
-    def State(self) -> type[Place | ScoredCandidates]:  # noqa: N802, as of other strategies, whose class has it
-        """What it keeps between selections."""
-        return Place if self.observes else ScoredCandidates
-
     def select(
-        self, view: View, size: int, state: Place | ScoredCandidates | None, generator: torch.Generator
-    ) -> tuple[Coreset, Place | ScoredCandidates | None]:
+        self, view: View, size: int, state: InPools | None, generator: torch.Generator
+    ) -> tuple[Coreset, InPools]:
         """Deals pools, scores their candidates, or finds the scores of an earlier pass, and covers the pools."""
-        if isinstance(state, Place) or self.observes:
-            return self._observed(view, size, state if isinstance(state, Place) else None, generator)
-        cover = partial(cover_pools, view, exponent=self.confidence_exponent, generator=generator)
-        if self.rescore_every == 1:
-            dealt = self._deal(view.labels, size, generator)
-            draws = self.posterior.draw(view, self.draws, generator)
-            return cover(dealt, FreshScores(view, draws)), None
-        if state is None or state.uses_left == 0:
-            state = self._score(view, size, generator)
-        kept = KeptScores(view.labels, state)
-        dealt = kept.of_examples(self._deal(view.labels[state.candidates], size, generator))
-        return cover(dealt, kept), replace(state, uses_left=state.uses_left - 1)
+        state = state or InPools(torch.zeros(len(view.labels), dtype=torch.int32))
+        if self.observes:
+            return self._observed(view, size, state, generator)
+        if self.rescore_every > 1:
+            return self._kept(view, size, state, generator)
+        dealt = self._deal(view.labels, size, state.times, generator)
+        draws = self.posterior.draw(view, self.draws, generator)
+        return self._cover(view, dealt, FreshScores(view, draws), generator), _after(state, dealt)
 
-    def _observed(
-        self, view: View, size: int, state: Place | None, generator: torch.Generator
-    ) -> tuple[Coreset, Place | None]:
+    def _kept(self, view: View, size: int, state: InPools, generator: torch.Generator) -> tuple[Coreset, InPools]:
+        """By the scores of a pass that serves several selections."""
+        scored = state.scored
+        if scored is None or scored.uses_left == 0:
+            scored = self._score(view, size, state.times, generator)
+        kept, at = KeptScores(view.labels, scored), scored.candidates
+        dealt = kept.of_examples(self._deal(view.labels[at], size, state.times[at], generator))
+        after = replace(_after(state, dealt), scored=replace(scored, uses_left=scored.uses_left - 1))
+        return self._cover(view, dealt, kept, generator), after
+
+    def _observed(self, view: View, size: int, state: InPools, generator: torch.Generator) -> tuple[Coreset, InPools]:
         """Uniform passes until everything was seen; then pools, covered by the mean gradients of all visits."""
         if view.scores is None or int(view.scores.counts.min()) == 0:
-            return Uniform().select(view, size, state, generator)
-        dealt = self._deal(view.labels, size, generator)
-        return cover_pools(view, dealt, ObservedScores(view.scores), exponent=0.0, generator=generator), state
+            coreset, place = Uniform().select(view, size, state.place, generator)
+            return coreset, replace(state, place=place)
+        dealt = self._deal(view.labels, size, state.times, generator)
+        return self._cover(view, dealt, ObservedScores(view.scores), generator), _after(state, dealt)
 
-    def _deal(self, labels: Tensor, size: int, generator: torch.Generator) -> Pools:
-        keep = min(self.keep, size)
-        return draw_pools(labels, size, keep=keep, pool_size=self.pool_size, balance=self.balance, generator=generator)
+    def _deal(self, labels: Tensor, size: int, times: Tensor, generator: torch.Generator) -> Pools:
+        keep, pool_size, balance = min(self.keep, size), self.pool_size, self.balance
+        return draw_pools(
+            labels, size, times=times, keep=keep, pool_size=pool_size, balance=balance, generator=generator
+        )
 
-    def _score(self, view: View, size: int, generator: torch.Generator) -> ScoredCandidates:
-        wanted = round(self.rescore_every * size * self.pool_size / min(self.keep, size))
-        candidates = random_of_each_class(view.labels, min(wanted, len(view.labels)), self.balance, generator)
+    def _cover(
+        self, view: View, dealt: Pools, scores: FreshScores | KeptScores | ObservedScores, generator: torch.Generator
+    ) -> Coreset:
+        return cover_pools(view, dealt, scores, exponent=self.confidence_exponent, generator=generator)
+
+    def _score(self, view: View, size: int, times: Tensor, generator: torch.Generator) -> ScoredCandidates:
+        wanted = min(len(view.labels), round(self.rescore_every * size * self.pool_size / min(self.keep, size)))
+        candidates = random_of_each_class(view.labels, wanted, self.balance, generator, times)
         draws = self.posterior.draw(view, self.draws, generator)
         parts = view.gather(list(view.gradients(view.shard(list(candidates.split(CHUNK))), draws)))
         return ScoredCandidates(candidates, torch.cat(parts, 1), self.rescore_every)
+
+
+def _after(state: InPools, dealt: Pools) -> InPools:
+    return replace(
+        state, times=state.times.index_add(0, dealt.indices, torch.ones_like(dealt.indices, dtype=torch.int32))
+    )
