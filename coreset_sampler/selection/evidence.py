@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,10 @@ _MOST_WINDOWS = 3  # that are undecided, after which the evidence is collected a
 _CLEARLY = 3.0, -4.0  # standard errors: of a match, of a mismatch
 _SURE = 0.5  # nats that a network which knows its classes should gain from the right labels; a fresh one is below that
 _MIXED = 5.0, 0.25  # standard errors, and share of the own label's gain, that a partner's label gains in mixtures
-_PARTNERS = (lambda rows: rows.flip(0), lambda rows: rows.roll(1, 0))  # in mixup and cutmix of timm, of torchvision
+_PARTNERS: tuple[Callable[[Tensor], Tensor], ...] = (  # in mixup and cutmix of timm, and of torchvision
+    lambda rows: rows.flip(0),
+    lambda rows: rows.roll(1, 0),
+)
 
 
 class Evidence:
@@ -99,4 +104,5 @@ def _partner_gains(log_p: Tensor, labels: Tensor, others: list[Tensor]) -> list[
 
 def _z(gains: Tensor) -> Tensor:
     """`(k,)` the means of `(batches, k)` in standard errors."""
-    return gains.mean(0) / (gains.std(0) / len(gains) ** 0.5).clamp(min=1e-9)
+    errors: Tensor = gains.std(0) / len(gains) ** 0.5
+    return gains.mean(0) / errors.clamp(min=1e-9)

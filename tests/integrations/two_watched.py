@@ -43,7 +43,7 @@ def train(wrap, epochs=3):
 
 
 def resumed(epochs=3, save_at=(1, 2)):
-    """What a run gives that saves in mid-epoch, when all have put their scores together; then one that goes on from there."""
+    """What a run gives that saves in mid-epoch, after all have put their scores together; then one that goes on from it."""
     runs, saved = [], None
     for _ in range(2):
         model = DistributedDataParallel(linear_net())
