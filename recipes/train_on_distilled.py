@@ -7,7 +7,8 @@
 The coreset is a name out of `coreset-sampler zoo` or a file. `for_timm` and `for_huggingface` size and normalise its images
 as each model's own settings say; the test images go the same way. `fit` trains as `recipe_for` says for the kind of model:
 probabilities for labels, AdamW along one cycle, shifts and flips for each image. The random images, others for each seed,
-are trained the same way; a set with several examples in an image stands also beside as many real ones, packed alike. --data is a folder that `datasets.load_dataset` opens. Models start from random weights.
+are trained the same way; a set with several examples in an image stands also beside as many real ones, packed alike.
+--data is a folder that `datasets.load_dataset` opens. Models start from random weights.
 
 Measured (the 100 learned digits of `digits/vbpc-10`, 500 held-out digits, n = 1): timm resnet10t 0.928, random images 0.960,
 both 1.000 on what they were trained on. That set was made for ConvNets with InstanceNorm and does not carry over to this
