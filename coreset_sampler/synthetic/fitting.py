@@ -67,8 +67,8 @@ def fit(
         recipe: how; `recipe_for(coreset, model)` if not said.
         test: what to measure accuracy on afterwards; see `accuracy_on`.
         seed: of batches, augmentation and dropout. Global random state stays as it was.
-        bf16: train under bfloat16 autocast; weights stay as they are, and accuracy is measured without it. Faster on
-            GPUs, and on CPUs that have bfloat16 instructions.
+        bf16: train under bfloat16 autocast; weights stay as they are, and accuracy is measured without it. Pays on GPUs,
+            and on CPUs with bfloat16 instructions for some networks (a VGG, a ViT); others get slower (GroupNorm): try.
 
     Returns:
         The model, its recipe, and the accuracy on training images beside that on test images.
