@@ -7,7 +7,8 @@
 The coreset is a name out of `coreset-sampler zoo` or a file. `for_timm` and `for_huggingface` size and normalise its images
 as each model's own settings say; the test images go the same way. `fit` trains as `recipe_for` says for the kind of model:
 probabilities for labels, AdamW along one cycle, shifts and flips for each image. The random images, others for each seed,
-are trained the same way. --data is a folder that `datasets.load_dataset` opens. Models start from random weights.
+are trained the same way; a set with several examples in an image stands also beside as many real ones, packed alike.
+--data is a folder that `datasets.load_dataset` opens. Models start from random weights.
 
 Measured (the 100 learned digits of `digits/vbpc-10`, 500 held-out digits, n = 1): timm resnet10t 0.928, random images 0.960,
 both 1.000 on what they were trained on. That set was made for ConvNets with InstanceNorm and does not carry over to this
@@ -29,7 +30,7 @@ from coreset_sampler.integrations.timm import for_timm
 from coreset_sampler import Raw, SyntheticCoreset, fit, load_coreset
 from coreset_sampler.synthetic.fitting import Fit
 from coreset_sampler.synthetic.image_data import ImageData, open_images
-from coreset_sampler.synthetic.real_images import RealImages
+from coreset_sampler.synthetic.real_images import PACKED, RealImages
 
 SIZE = 32
 VIT = {"img_size": SIZE, "patch_size": SIZE // 4, "depth": 4, "embed_dim": 96, "num_heads": 4}
@@ -91,7 +92,7 @@ def main() -> None:
     data = opened(args.data)
     pixels, labels = (part[: args.test_images] for part in data.test)
     test = SyntheticCoreset(pixels, labels, preprocessing=Raw(), num_classes=data.num_classes)
-    random = RealImages(data, coreset, "random")
+    real = {how: RealImages(data, coreset, how) for how in ("random", *((PACKED,) if coreset.tiles > 1 else ()))}
     print(f"{coreset}\n{len(test)} test images")
     models: dict[str, Callable[[SyntheticCoreset, int], Fit]] = {
         f"timm {args.timm}": lambda images, seed: fit_timm(args.timm, images, test, seed),
@@ -102,8 +103,9 @@ def main() -> None:
     }
     for name, train in models.items():
         print(f"{name}, learned images: {described([train(coreset, seed) for seed in range(args.seeds)])}", flush=True)
-        fits = [train(random.coreset(seed), seed) for seed in range(args.seeds)]
-        print(f"{name}, random images:  {described(fits)}", flush=True)
+        for how, images in real.items():
+            fits = [train(images.coreset(seed), seed) for seed in range(args.seeds)]
+            print(f"{name}, {how} images:  {described(fits)}", flush=True)
 
 
 if __name__ == "__main__":

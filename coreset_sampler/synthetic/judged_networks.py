@@ -38,11 +38,21 @@ def judges(
         if widths or norm:
             raise ValueError("widths and norm must be left out where networks are functions that make them")
         return [Judge(make, {"network": name}) for name, make in asked.items()]
-    recorded = coreset.provenance.get("network")
-    own = recorded if isinstance(recorded, dict) and recorded.get("net") in NETWORKS else {}
+    own = _recorded(coreset)
     asked = (asked,) if isinstance(asked, str) else asked
-    names = (own.get("net", "convnet"),) if asked is None else asked
+    names = (own["kind"],) if asked is None else asked
     return [_judge(name, widths, norm, own, data, report) for name in names]
+
+
+def _recorded(coreset: SyntheticCoreset) -> Row:
+    """The network that a coreset was made with, by name with its norm (`convnet-batch`), and its widths; else a ConvNet."""
+    found = coreset.provenance.get("network")
+    found = found if isinstance(found, dict) and found.get("net") in NETWORKS else {}
+    net = found.get("net", "convnet")
+    words = {getattr(make, "__name__", ""): word for word, make in NORMS.items()}
+    word = words.get(str(found.get("norm")))
+    usual = word is None or description(net)["norm"] == found["norm"]
+    return {"kind": net if usual else f"{net}-{word}", "widths": found.get("widths")}
 
 
 def _judge(
@@ -57,7 +67,7 @@ def _judge(
     if base not in NETWORKS:
         known = f"{', '.join(NETWORKS)}, timm:MODEL, hf:DIR"
         raise ValueError(f"unknown network {name!r}; known: {known}")
-    same = own.get("widths") if name == own.get("net") else None
+    same = own["widths"] if name == own["kind"] else None
     used = description(name, widths or same)["widths"]
     source = "asked for" if widths else "what the coreset was made with" if same else "the network's own"
     report.note(f"{name}: widths {' '.join(map(str, used))}, {source}{'' if norm is None else f'; {norm} norm'}")
@@ -65,4 +75,5 @@ def _judge(
     row = {"network": name, "widths": used}
     if norm is not None:
         make, row = partial(NETWORKS[base], *shape, widths=tuple(used), norm=NORMS[norm]), row | {"norm": norm}
-    return Judge(make, row, home=name == own.get("net", "convnet") and norm in (None, "instance"))
+    usual = description(name)["norm"]
+    return Judge(make, row, home=name == own["kind"] and (norm is None or NORMS[norm].__name__ == usual))

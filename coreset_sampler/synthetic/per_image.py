@@ -1,4 +1,4 @@
-"""Random changes to a training batch, drawn for each image by itself: shifts, flips, and images mixed in pairs.
+"""Random changes to a training batch, drawn for each image by itself: moved, mirrored, cut, and mixed in pairs.
 
 A network that learns from a hundred images sees each of them many times, so no two visits should look the same.
 """
@@ -39,7 +39,32 @@ def flip(images: Tensor, generator: Generator) -> Tensor:
     return torch.where(turned[:, None, None, None], images.flip(-1), images)
 
 
-CHANGES: dict[str, Change] = {"shift": shift, "flip": flip}
+def scale(images: Tensor, generator: Generator) -> Tensor:
+    """Each image enlarged or shrunk about its centre by up to a quarter, height and width apart; borders are repeated."""
+    factors = torch.rand(len(images), 2, generator=generator) * 0.45 + 0.8  # 0.8 to 1.25: what a side of the view spans
+    grid = torch.diag_embed(factors).to(images)
+    view = functional.affine_grid(functional.pad(grid, (0, 1)), list(images.shape), align_corners=False)
+    return functional.grid_sample(images, view, padding_mode="border", align_corners=False)
+
+
+def cutout(images: Tensor, generator: Generator) -> Tensor:
+    """A square of half a side somewhere in each image takes the image's mean colour (DeVries and Taylor 2017)."""
+    n, _, height, width = images.shape
+    inside = _boxes(n, height, width, torch.full((n, 1), 0.5), generator).to(images.device)
+    return torch.where(inside[:, None], images.mean((2, 3), keepdim=True), images)
+
+
+def _boxes(n: int, height: int, width: int, shares: Tensor, generator: Generator) -> Tensor:
+    """True inside a box of each image, `(n, height, width)`: centred anywhere, of so large a share `(n, 1)` of each side."""
+    lines = []
+    for side in (height, width):
+        centre = torch.rand(n, 1, generator=generator) * side
+        place = torch.arange(side) + 0.5
+        lines.append((place - centre).abs() < shares * side / 2)
+    return lines[0][:, :, None] & lines[1][:, None, :]
+
+
+CHANGES: dict[str, Change] = {"shift": shift, "flip": flip, "scale": scale, "cutout": cutout}
 
 
 def changed(images: Tensor, names: Sequence[str], generator: Generator) -> Tensor:
@@ -56,12 +81,31 @@ def mixed(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -
     each image. Targets are floats `(n, k)`.
     """
     partner = torch.randperm(len(images), generator=generator).to(images.device)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        share = torch.distributions.Beta(alpha, alpha).sample((len(images),)).to(images)
-    of_image, of_target = share[:, None, None, None], share[:, None]
+    share = _shares(len(images), alpha, generator).to(images)
+    of_image, of_target = share[:, None, None, None], share[:, None].to(targets)
     mixed_targets = of_target * targets + (1 - of_target) * targets[partner]
     return of_image * images + (1 - of_image) * images[partner], mixed_targets
+
+
+def pasted(images: Tensor, targets: Tensor, alpha: float, generator: Generator) -> tuple[Tensor, Tensor]:
+    r"""A box of each image replaced by the same box of another, targets mixed by area: cutmix (Yun et al. 2019).
+
+    The box spans $\sqrt{1-\lambda_i}$ of each side, $\lambda_i \sim \mathrm{Beta}(\alpha, \alpha)$, one for each image,
+    and is cut at the border; what is left of it counts. Targets are floats `(n, k)`.
+    """
+    n, _, height, width = images.shape
+    partner = torch.randperm(n, generator=generator).to(images.device)
+    sides = (1 - _shares(n, alpha, generator)).sqrt()[:, None]
+    inside = _boxes(n, height, width, sides, generator).to(images.device)
+    area = inside.flatten(1).float().mean(1)[:, None].to(targets)
+    return torch.where(inside[:, None], images[partner], images), (1 - area) * targets + area * targets[partner]
+
+
+def _shares(n: int, alpha: float, generator: Generator) -> Tensor:
+    """Draws of a symmetric beta distribution; torch has none that takes a generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        return torch.distributions.Beta(alpha, alpha).sample((n,))
 
 
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:

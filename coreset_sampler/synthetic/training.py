@@ -35,8 +35,9 @@ class TrainingRecipe:
         optimizer: `"adamw"`, or `"sgd"` with momentum 0.9; both along one cycle: up for a third of the steps, then down.
         lr, weight_decay: of the optimizer; the rate is that of the cycle's top.
         steps, batch_size: how many batches, of how many images.
-        augmentation: changes drawn for each image at each visit, of `"shift"` and `"flip"`.
-        mixing: alpha of mixup, drawn for each image; 0 for none.
+        augmentation: changes drawn for each image at each visit, of `"shift"`, `"flip"`, `"scale"` and `"cutout"`.
+        mixing, cutmix: alpha of mixup and of cutmix, drawn for each image; 0 for none. With both, each batch gets one of
+            them, by chance.
 
     Example:
         >>> recipe = recipe_for(coreset, model)
@@ -53,6 +54,7 @@ class TrainingRecipe:
     batch_size: int = 50
     augmentation: tuple[str, ...] = ("shift", "flip")
     mixing: float = 0.0
+    cutmix: float = 0.0
 
     def __post_init__(self) -> None:
         for name, known in (("loss", Loss), ("labels", Targets), ("optimizer", Optimizer)):
@@ -62,7 +64,7 @@ class TrainingRecipe:
         for name in ("lr", "steps", "batch_size"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("weight_decay", "mixing"):
+        for name in ("weight_decay", "mixing", "cutmix"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if isinstance(self.augmentation, str) or any(each not in CHANGES for each in self.augmentation):

@@ -386,3 +386,26 @@ def test_every_script_that_a_page_names_is_there_and_has_that_command():
         study = importlib.import_module(name).STUDY
         assert command in {"run", "tune", "table"} or study.ablation, f"{name} {command}"
         assert command != "time" or any(setting.lengths for setting in study.settings.values()), f"{name} {command}"
+
+
+def test_distilled_sets_are_tabled_beside_real_images_and_a_killed_run_goes_on(tmp_path):
+    results = tmp_path / "distilled.jsonl"
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "distilled.py",
+        "digits/vbpc-1",
+        "--data",
+        "digits",
+        "--steps",
+        "2",
+    ]
+    command += ["--networks", "convnet", "hf", "--widths", "4", "8", "--results", results]
+    first = subprocess.run([*command, "--seeds", "1"], capture_output=True, text=True, check=True)
+    lines = results.read_text().splitlines()
+    assert len(lines) == 2 * 3
+    assert {json.loads(line)["images"] for line in lines} == {"the set", "random", "herding"}
+    assert "hf" in first.stdout
+    subprocess.run([*command, "--seeds", "2"], capture_output=True, text=True, check=True)
+    again = results.read_text().splitlines()
+    assert again[:6] == lines
+    assert len(again) == 12

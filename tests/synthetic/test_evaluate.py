@@ -13,7 +13,7 @@ from coreset_sampler.synthetic.corruptions import corrupted, corruption_names
 from coreset_sampler.synthetic.distillers.claim import claimed
 from coreset_sampler.synthetic.image_data import open_images
 from coreset_sampler.synthetic.inference.predict import by_sgd
-from coreset_sampler.synthetic.networks import network
+from coreset_sampler.synthetic.networks import description, network
 from coreset_sampler.synthetic.results import Log, summary
 
 QUICK = ["--data", "digits", "--widths", "4,8", "--seeds", "2"]
@@ -247,3 +247,23 @@ def test_without_the_corruptions_library_evaluation_still_runs(monkeypatch, caps
     assert main(command) == 0
     assert main([*command, "--corruptions", "fog"]) == 1
     assert "pip install 'coreset-sampler[corruptions]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("made_with", "asked", "network", "inferences"),
+    [
+        ("convnet-batch:4-8", None, "convnet-batch", {"sgd", "last-layer"}),
+        ("convnet-instance:4-8", None, "convnet", {"sgd", "last-layer"}),
+        ("convnet-batch:4-8", "convnet", "convnet", {"recipe"}),  # InstanceNorm is not its home
+    ],
+)
+def test_a_set_is_judged_with_the_norm_that_it_was_made_with(made_with, asked, network, inferences):
+    coreset = load_coreset("digits/k-center-1")
+    values = coreset.describe() | {"provenance": {"network": description(made_with)}}
+    coreset = SyntheticCoreset(coreset.stored, coreset.targets, preprocessing=coreset.preprocessing, **values)
+    quick = {"sgd": {"steps": 2}, "last-layer": {"steps": 2}, "recipe": {"steps": 2}}
+    rows = evaluate(coreset, "digits", networks=asked, seeds=1, progress=False, settings=quick)
+    assert {row["by"] for row in rows} == inferences
+    assert {row["network"] for row in rows} == {network}
+    if asked is None:
+        assert {tuple(row["widths"]) for row in rows} == {(4, 8)}

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from coreset_sampler import Raw, SyntheticCoreset, TrainingRecipe, fit, load_coreset, recipe_for
 from coreset_sampler.synthetic.fitting import accuracy_on, logits_of
 from coreset_sampler.synthetic.networks import NORMS, alexnet, convnet, resnet, vgg
-from coreset_sampler.synthetic.per_image import changed, flip, mixed, one_hot, shift
+from coreset_sampler.synthetic.per_image import changed, cutout, flip, mixed, one_hot, pasted, scale, shift
 from coreset_sampler.synthetic.targets import SHARPNESS, targets_as
 from coreset_sampler.synthetic.training import at_home, kind_of
 
@@ -79,7 +79,11 @@ def test_digits_are_not_flipped_and_clothes_are():
         ({"lr": 0}, "lr must be positive, got 0"),
         ({"steps": -1}, "steps must be positive, got -1"),
         ({"mixing": -0.1}, "mixing must be at least 0, got -0.1"),
-        ({"augmentation": "shift"}, "augmentation must be a tuple of shift, flip, or empty, got 'shift'"),
+        ({"cutmix": -1}, "cutmix must be at least 0, got -1"),
+        (
+            {"augmentation": "shift"},
+            "augmentation must be a tuple of shift, flip, scale, cutout, or empty, got 'shift'",
+        ),
         ({"augmentation": ("rotate",)}, r"augmentation must be .*, got \('rotate',\)"),
         ({"loss": "squared-error", "labels": "soft"}, "squared-error needs .*labels='own', got 'soft'"),
     ],
@@ -207,3 +211,73 @@ def test_mixing_blends_images_and_targets_by_the_same_shares():
     assert torch.allclose(x[:, :, 0, 0], y)
     assert torch.allclose(y.sum(1), torch.ones(6))
     assert len({round(float(row.max()), 4) for row in y}) > 3  # a share for each image, not one for all
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_cutmix_pastes_one_box_of_a_partner_and_mixes_targets_by_its_area():
+    images = torch.arange(1.0, 9)[:, None, None, None].expand(8, 2, 12, 10)  # every image is its own number
+    targets = torch.eye(8)
+    seen, labels = pasted(images, targets, 1.0, generator())
+    partner = torch.randperm(8, generator=generator())
+    for i in range(8):
+        other = seen[i, 0] != i + 1
+        assert torch.equal(seen[i, 0], seen[i, 1])
+        assert set(seen[i].unique().tolist()) <= {i + 1.0, float(partner[i]) + 1.0}
+        rows, columns = other.any(1).nonzero().flatten(), other.any(0).nonzero().flatten()
+        if partner[i] != i and len(rows):  # one box, without holes
+            assert other.sum() == len(rows) * len(columns) == (rows[-1] - rows[0] + 1) * (columns[-1] - columns[0] + 1)
+        if partner[i] != i:
+            area = float(other.float().mean())
+            expected = (1 - area) * targets[i] + area * targets[partner[i]]
+            assert torch.allclose(labels[i], expected, atol=1e-6)
+
+
+def test_cutout_takes_a_square_of_at_most_half_a_side_and_gives_it_the_mean():
+    images = torch.rand(30, 3, 12, 12, generator=generator(1))
+    seen = cutout(images, generator())
+    gone = (seen != images).any(1)
+    assert int(gone.flatten(1).sum(1).min()) >= 1
+    assert int(gone.flatten(1).sum(1).max()) <= 36
+    assert int(gone.flatten(1).sum(1).float().median()) > 15
+    means = images.mean((2, 3))
+    for image, mean, where in zip(seen, means, gone, strict=True):
+        assert torch.allclose(image[:, where], mean[:, None].expand(-1, int(where.sum())))
+
+
+def test_scaling_is_about_the_centre_and_by_no_more_than_a_quarter():
+    ramp = torch.linspace(-1, 1, 41)
+    images = ramp[None, None, None].expand(50, 1, 41, 41).contiguous()
+    seen = scale(images, generator())
+    slopes = (seen[:, 0, 20, 22] - seen[:, 0, 20, 18]) / (ramp[22] - ramp[18])
+    assert 0.8 <= float(slopes.min()) < 0.85
+    assert 1.2 < float(slopes.max()) <= 1.2501
+    assert torch.allclose(seen[:, 0, 20, 20], torch.zeros(50), atol=1e-6)
+    assert torch.allclose(seen[:, 0, 3], seen[:, 0, 37], atol=1e-6)  # rows of the ramp are alike
+
+
+def test_mixup_and_cutmix_take_turns():
+    recipe = replace(recipe_for(REAL, small("batch")), steps=6, mixing=0.4, cutmix=1.0, batch_size=5)
+    models = [fit(small("batch"), REAL, change).model for change in (recipe, replace(recipe, mixing=0.0), recipe)]
+    first, other, again = (torch.cat([p.flatten() for p in m.parameters()]) for m in models)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_bf16_training_is_close_keeps_weights_in_float32_and_is_under_autocast():
+    recipe = replace(recipe_for(LEARNED, small(), labels="soft"), steps=3, augmentation=())
+    seen = []
+    results = []
+    for bf16 in (False, True):
+        model = small()
+        model[0].register_forward_hook(lambda *args: seen.append(args[2].dtype))
+        results.append(fit(model, LEARNED, recipe, bf16=bf16).model)
+    assert set(seen[:3]) == {torch.float32}
+    assert torch.bfloat16 in seen
+    assert seen[-1] == torch.float32  # accuracy is measured without it
+    for one, other in zip(*(model.parameters() for model in results), strict=True):
+        assert other.dtype == torch.float32
+        assert torch.allclose(one, other, atol=0.02)
+    assert not torch.equal(results[0][0].weight, results[1][0].weight)

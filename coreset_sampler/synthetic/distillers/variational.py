@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from ..dataset import on_simplex
+from ..checks import on_simplex
 from ..inference.last_layer import LastLayerPosterior
 from ..networks import Network
 from . import adam, pixels

@@ -25,10 +25,19 @@ def by_recipe(
     steps: int | None = None,
     batch_size: int | None = None,
     mixing: float | None = None,
+    cutmix: float | None = None,
+    augmentation: str | None = None,
+    bf16: bool = False,
 ) -> Inference:
-    """Networks trained by `fit` with `recipe_for`; several make a deep ensemble. What is said overrules the recipe."""
+    """Networks trained by `fit` with `recipe_for`; several make a deep ensemble. What is said overrules the recipe.
+
+    `augmentation` is text, `"shift+flip+cutout"`, so that the command line can say it.
+    """
     said = {"lr": lr, "weight_decay": weight_decay, "steps": steps, "batch_size": batch_size, "mixing": mixing}
+    said |= {"cutmix": cutmix}
     changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if augmentation is not None:
+        changes["augmentation"] = tuple(part for part in augmentation.split("+") if part)
     if networks < 1:
         raise ValueError(f"networks must be at least 1, got {networks}")
 
@@ -37,7 +46,7 @@ def by_recipe(
         models = [fresh(make, generator).to(coreset.inputs.device) for _ in range(networks)]
         for number, model in enumerate(models):
             recipe = replace(recipe_for(coreset, model, labels=labels), **changes)
-            fit(model, coreset, recipe, seed=seed + 1_000_003 * number)
+            fit(model, coreset, recipe, seed=seed + 1_000_003 * number, bf16=bf16)
         return partial(averaged, models)
 
     return infer
