@@ -11,6 +11,7 @@ from .contrastive_divergence import ContrastiveDivergence
 from .forward_kl import ForwardKL
 from .reverse_kl import ReverseKL
 from .state import Distiller
+from .teacher import Teacher
 from .variational import Variational
 from .wasserstein import Wasserstein
 
@@ -51,6 +52,7 @@ class Preset:
         widths: of the ConvNet; 128 in every block if not said.
         experts: for the methods that need them.
         decays: learning rates fall until the last step.
+        teacher: whose probabilities the targets begin with; class numbers if not said.
     """
 
     steps: int
@@ -58,6 +60,7 @@ class Preset:
     widths: tuple[int, ...] | None = None
     experts: ExpertPreset | None = None
     decays: bool = False
+    teacher: Teacher | None = None
 
     def over(self, steps: int | None, settings: Mapping[str, Any]) -> Preset:
         """The same with other steps, where these are said, and with these settings over its own."""

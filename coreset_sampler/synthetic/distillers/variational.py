@@ -126,6 +126,11 @@ class Variational:
 
     def step(self, state: State, source: Source) -> tuple[State, Info]:
         """One update of inputs and targets, and one of the network that was looked through."""
+        if len(state.targets) != len(state.inputs) * self.tiles**2:
+            raise ValueError(
+                f"tiles must be what the run began with: {self.tiles} makes {self.tiles**2} examples of an image, and the "
+                f"state has {len(state.inputs)} images and {len(state.targets)} targets"
+            )
         generator = state.generator()
         chosen = int(torch.randint(self.pool, (), generator=generator))
         with torch.random.fork_rng(devices=[]):
@@ -140,7 +145,8 @@ class Variational:
         """Targets are for squared error; `last_layer` is what `inference.by_last_layer` needs."""
         numbers = {name: getattr(self, name) for name in ("rho", "gamma", "beta")}
         fit = {"steps": self.fit_steps, "learning_rate": self.pool_lr}
-        return {"target_kind": "regression", "last_layer": numbers | fit}
+        tiles = {"tiles": self.tiles} if self.tiles > 1 else {}
+        return {"target_kind": "regression", "last_layer": numbers | fit, **tiles}
 
     def loss(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, n: int) -> tuple[Tensor, Info]:
         """The objective, by features of the coreset `(n, h)` and of real examples `(b, h)`; differentiable."""
