@@ -89,7 +89,7 @@ def main() -> None:
         train(model, coreset, steps=args.train_steps, lr=args.lr)
         found.append(accuracy(model, coreset, *data.test))
         print(f"network {seed}: accuracy {found[-1]:.3f} on {len(data.test[1])} test images", flush=True)
-    print(f"trained on {len(coreset)} images: accuracy {sum(found) / len(found):.3f} (n = {len(found)})")
+    print(f"trained on {coreset.size}: accuracy {sum(found) / len(found):.3f} (n = {len(found)})")
     print(evaluate(coreset, data, by=["sgd", "last-layer"], seeds=args.seeds, progress=False))
 
 

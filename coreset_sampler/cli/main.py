@@ -156,13 +156,15 @@ def _zoo(options: argparse.Namespace) -> None:
         return
     rows, notes = [("name", "method", "per class", "accuracy", "data, licence")], []
     for name, entry in sorted(entries.items()):
-        measured, other = entry["accuracy"], uneven(load_coreset(name))
+        coreset = load_coreset(name)
+        measured, other = entry["accuracy"], uneven(coreset)
+        packed = f" ({coreset.tiles**2 * entry['images_per_class']} examples)" if coreset.tiles > 1 else ""
         notes += [f"* {name}: {other}"] if other else []
         rows.append(
             (
                 name,
                 entry["method"],
-                f"{entry['images_per_class']}{'*' if other else ''}",
+                f"{entry['images_per_class']}{packed}{'*' if other else ''}",
                 accuracy_range(measured),
                 f"{entry['data']}, {entry['licence']}",
             )

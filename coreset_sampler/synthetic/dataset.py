@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,10 +14,10 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from . import file as coreset_file
+from .checks import TargetKind, check_inputs, check_targets, check_tiles, kind_of
 from .preprocessing import Preprocessing, from_state
+from .tiles import unpack
 from .untrusted import printable, reading
-
-TargetKind = Literal["hard", "soft", "logits", "regression"]
 
 # What a file may say of these.
 _DESCRIBED: dict[str, tuple[type, ...]] = {
@@ -28,6 +28,7 @@ _DESCRIBED: dict[str, tuple[type, ...]] = {
     "learning_rate": (int, float, type(None)),
     "last_layer": (dict, type(None)),
     "provenance": (dict, type(None)),
+    "tiles": (int, type(None)),
 }
 
 
@@ -37,9 +38,12 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
     `coreset[i]` gives an input and its target, `coreset.loss` is right for every kind of target. Test images, as pixels in
     [0, 1], go through `coreset.preprocessing` before they meet a model trained on the coreset.
 
+    A stored image may hold several examples (`tiles`): `coreset.stored` are the images as they are in the file, and
+    everything that training reads, `coreset.inputs`, `len(coreset)` and `coreset[i]`, are the examples cut out of them.
+
     Args:
-        inputs: `(n, ...)`. Bytes (uint8) are pixels and come out as floats in [0, 1].
-        targets: `(n,)` or `(n, num_classes)`.
+        inputs: what is stored, `(n, ...)`. Bytes (uint8) are pixels and come out as floats in [0, 1].
+        targets: one row for each example, `(n,)` or `(n, num_classes)`; with tiles `n * tiles**2` rows.
         preprocessing: what was done to the pixels.
         target_kind: class numbers (`"hard"`), probabilities (`"soft"`), unscaled scores (`"logits"`) or values to fit by
             squared error (`"regression"`). Must be said for floats.
@@ -47,6 +51,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         method, images_per_class: what made the set; how many, counted where targets are class numbers.
         learning_rate, last_layer: to train with; what a closed-form last layer needs (VBPC: rho, gamma, beta).
         provenance: how the set was made, in what JSON can hold.
+        tiles: cut each stored image into `tiles` x `tiles` examples and enlarge each to the full size (`unpack`).
 
     Example:
         >>> coreset = load_coreset("digits/k-center-10")
@@ -68,13 +73,16 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         learning_rate: float | None = None,
         last_layer: Mapping[str, float] | None = None,
         provenance: Mapping[str, Any] | None = None,
+        tiles: int = 1,
     ) -> None:
-        self.inputs, self.targets = inputs.detach(), targets.detach()
+        self.stored, self.targets, self.tiles = inputs.detach(), targets.detach(), tiles
         self.preprocessing = preprocessing
-        self.target_kind: TargetKind = _kind_of(self.targets) if target_kind is None else target_kind
+        self.target_kind: TargetKind = kind_of(self.targets) if target_kind is None else target_kind
         self.class_names = None if class_names is None else tuple(str(name) for name in class_names)
-        _check_inputs(self.inputs, self.targets, preprocessing)
-        self.num_classes = _check_targets(self.targets, self.target_kind, self.class_names, num_classes)
+        check_tiles(self.stored, tiles, preprocessing)
+        check_inputs(self.stored, self.targets, preprocessing, tiles)
+        self.inputs = self.stored if tiles == 1 else unpack(_as_float(self.stored), tiles)
+        self.num_classes = check_targets(self.targets, self.target_kind, self.class_names, num_classes)
         self.method = method
         self.images_per_class = _per_class(self) if images_per_class is None else images_per_class
         self.learning_rate = learning_rate
@@ -89,15 +97,24 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
 
     def __repr__(self) -> str:
         shape, method = " x ".join(map(str, self.inputs.shape[1:])), printable(self.method or "unknown method")
-        return f"SyntheticCoreset({len(self)} of {shape}, {self.target_kind} targets, {method})"
+        size = str(len(self)) if self.tiles == 1 else self.size
+        return f"SyntheticCoreset({size} of {shape}, {self.target_kind} targets, {method})"
+
+    @property
+    def size(self) -> str:
+        """How much is stored and trained on, in words: `100 images`, or `100 images, 400 examples`."""
+        stored = f"{len(self.stored)} {'image' if self.stored.ndim == 4 else 'example'}{'s' * (len(self.stored) != 1)}"
+        return stored if self.tiles == 1 else f"{stored}, {len(self)} examples"
 
     @property
     def info(self) -> dict[str, Any]:
         """All but the tensors, as plain values."""
         return {
-            "size": len(self),
+            "size": len(self.stored),
+            "examples": len(self),
+            "tiles": self.tiles,
             "input_shape": list(self.inputs.shape[1:]),
-            "input_dtype": str(self.inputs.dtype).removeprefix("torch."),
+            "input_dtype": str(self.stored.dtype).removeprefix("torch."),
             "target_kind": self.target_kind,
             "num_classes": self.num_classes,
             "class_names": None if self.class_names is None else list(self.class_names),
@@ -109,18 +126,18 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
             "provenance": self.provenance,
         }
 
-    def pixels(self) -> Tensor:
-        """The images in [0, 1], `(n, c, h, w)`, for looking at."""
-        return self.preprocessing.look(_as_float(self._images()))
+    def pixels(self, *, stored: bool = False) -> Tensor:
+        """The examples in [0, 1], `(n, c, h, w)`, for looking at; or the images that are stored."""
+        return self.preprocessing.look(self._images(stored))
 
-    def exact_pixels(self) -> Tensor:
-        """The images before preprocessing, not clamped to [0, 1], for preprocessing them another way."""
-        return self.preprocessing.invert(_as_float(self._images()))
+    def exact_pixels(self, *, stored: bool = False) -> Tensor:
+        """The examples before preprocessing, not clamped to [0, 1], for preprocessing them another way."""
+        return self.preprocessing.invert(self._images(stored))
 
-    def _images(self) -> Tensor:
+    def _images(self, stored: bool) -> Tensor:
         if self.inputs.ndim != 4 or self.inputs.shape[1] not in (1, 3):
             raise ValueError(f"only images (n, 1 or 3, h, w) have pixels, inputs are {tuple(self.inputs.shape)}")
-        return self.inputs
+        return _as_float(self.stored if stored else self.inputs)
 
     def loss(self, outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
         """The loss that the targets are meant for: cross-entropy, or squared error for regression targets.
@@ -152,19 +169,19 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         else:
             targets = targets.softmax(-1)
         values = self.describe() | {"target_kind": kind, "num_classes": self.num_classes}
-        return SyntheticCoreset(self.inputs, targets, preprocessing=self.preprocessing, **values)
+        return SyntheticCoreset(self.stored, targets, preprocessing=self.preprocessing, **values)
 
     def describe(self) -> dict[str, Any]:
-        """The keyword arguments that, with inputs, targets and preprocessing, build this coreset again."""
+        """The keyword arguments that, with `stored`, targets and preprocessing, build this coreset again."""
         names = ("target_kind", "class_names", "num_classes", "method", "images_per_class", "learning_rate")
-        return {name: getattr(self, name) for name in (*names, "last_layer", "provenance")}
+        return {name: getattr(self, name) for name in (*names, "last_layer", "provenance", "tiles")}
 
     def equal(self, other: SyntheticCoreset) -> bool:
         """True if every bit of data and description is the same."""
         mine, mine_tensors = self.preprocessing.state()
         theirs, their_tensors = other.preprocessing.state()
         return (
-            _same(self.inputs, other.inputs)
+            _same(self.stored, other.stored)
             and _same(self.targets, other.targets)
             and self.describe() == other.describe()
             and mine == theirs
@@ -188,9 +205,11 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
 def to_tensors(coreset: SyntheticCoreset) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """A coreset as named tensors and a description in plain values: what files of all kinds store."""
     values, tensors = coreset.preprocessing.state()
-    named = {"inputs": coreset.inputs, "targets": coreset.targets}
+    named = {"inputs": coreset.stored, "targets": coreset.targets}
     named |= {f"preprocessing.{name}": tensor for name, tensor in tensors.items()}
     described = coreset.describe()
+    if coreset.tiles == 1:
+        del described["tiles"]  # such files are what they were before there were tiles
     description = described | {"classes": described.pop("class_names"), "preprocessing": values}
     return named, _plain("description", description)
 
@@ -205,6 +224,7 @@ def from_tensors(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) 
         if not isinstance(values.get(name), kinds):
             raise ValueError(f"{name} is {str(values.get(name))[:80]!r}, a {type(values.get(name)).__name__}")
     values["class_names"] = values.pop("classes", None)  # the file's word
+    values["tiles"] = 1 if values.get("tiles") is None else values["tiles"]
     return SyntheticCoreset(tensors["inputs"], tensors["targets"], preprocessing=preprocessing, **values)
 
 
@@ -220,67 +240,13 @@ def load_coreset(name_or_path: str | os.PathLike[str]) -> SyntheticCoreset:
     return SyntheticCoreset.load(name_or_path)
 
 
-def _kind_of(targets: Tensor) -> TargetKind:
-    if targets.is_floating_point():
-        raise ValueError("target_kind must be said for float targets: 'soft', 'logits' or 'regression'")
-    return "hard"
-
-
-def _check_inputs(inputs: Tensor, targets: Tensor, preprocessing: Preprocessing) -> None:
-    if inputs.ndim < 2 or len(inputs) == 0:
-        raise ValueError(f"inputs must hold at least one example, (n, ...), got shape {tuple(inputs.shape)}")
-    if targets.ndim == 0 or len(inputs) != len(targets):
-        raise ValueError(f"each input needs one target, got {len(inputs)} inputs and targets {tuple(targets.shape)}")
-    if inputs.dtype == torch.uint8 and preprocessing.kind != "raw":
-        raise ValueError(f"bytes are raw pixels: pass preprocessing=Raw(), or floats already {preprocessing.kind}d")
-    if inputs.is_complex() or inputs.dtype == torch.bool:
-        raise ValueError(f"inputs must be floats, integers or bytes, got {inputs.dtype}")
-    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
-        where = (~torch.isfinite(inputs.flatten(1)).all(1)).nonzero().flatten().tolist()
-        raise ValueError(f"inputs must be finite; NaN or infinity in {len(where)} example(s), first {where[0]}")
-
-
-def _check_targets(
-    targets: Tensor, kind: TargetKind, class_names: tuple[str, ...] | None, num_classes: int | None
-) -> int | None:
-    """The number of classes, None where there are none."""
-    if kind not in get_args(TargetKind):
-        raise ValueError(f"target_kind must be one of {', '.join(get_args(TargetKind))}, got {kind!r}")
-    if class_names is not None and num_classes not in (None, len(class_names)):
-        raise ValueError(f"num_classes must be the number of class names, {len(class_names)}, got {num_classes}")
-    known = len(class_names) if class_names is not None else num_classes
-    if kind == "hard":
-        if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
-            raise ValueError(f"hard targets must be integers (n,), got {targets.dtype} {tuple(targets.shape)}")
-        low, high = int(targets.min()), int(targets.max())
-        if low < 0 or (known is not None and high >= known):
-            raise ValueError(f"hard targets must be classes 0..{'' if known is None else known - 1}, got {low}..{high}")
-        return high + 1 if known is None else known
-    if not targets.is_floating_point() or not bool(torch.isfinite(targets).all()):
-        raise ValueError(f"{kind} targets must be finite floats, got {targets.dtype}")
-    if kind == "regression" and (targets.ndim != 2 or known is None):
-        return known
-    if targets.ndim != 2 or (known is not None and targets.shape[1] != known):
-        raise ValueError(f"{kind} targets must be (n, {known or 'num_classes'}), got {tuple(targets.shape)}")
-    if kind == "soft" and not on_simplex(targets):
-        raise ValueError(
-            "soft targets must be probabilities, each row summing to 1; for scores say target_kind='logits'"
-        )
-    return targets.shape[1]
-
-
-def on_simplex(targets: Tensor) -> bool:
-    """True if every row is a probability vector, up to rounding."""
-    rows = targets.double()
-    return bool((rows >= -1e-6).all()) and bool(((rows.sum(1) - 1).abs() < 1e-3).all())
-
-
 def _per_class(coreset: SyntheticCoreset) -> int | None:
     if coreset.target_kind != "hard" or coreset.num_classes is None:
         return None
     # no bincount: a damaged label of 10^18 would ask for that much memory
     present, counts = coreset.targets.unique(return_counts=True)
-    return int(counts[0]) if len(present) == coreset.num_classes and len(counts.unique()) == 1 else None
+    even = len(present) == coreset.num_classes and len(counts.unique()) == 1 and int(counts[0]) % coreset.tiles**2 == 0
+    return int(counts[0]) // coreset.tiles**2 if even else None
 
 
 def _plain(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

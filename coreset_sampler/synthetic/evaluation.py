@@ -70,7 +70,9 @@ def evaluate(
         widths: channels of the layers of every network of ours; by default those the coreset was made with, or the
             network's own.
         norm: `"batch"`, `"instance"` or `"group"` in the networks of ours, in place of their own.
-        against: also train on as many real images, `"random"` (others for each seed) or by `"herding"`.
+        against: also train on as many real images as the coreset stores, `"random"` (others for each seed) or by
+            `"herding"`; where a stored image holds several examples also on `"random-packed"`, as many as it has examples,
+            shrunk and packed the same way.
         seeds: how many fresh networks, or their seeds.
         settings: of the inferences, `{"hmc": {"steps": 200}}`.
         corruptions: more test sets, as `"all"`, names, or pairs of name and severity.
@@ -92,7 +94,10 @@ def evaluate(
     test_sets = [None, *_corruptions(corruptions, severity)]
     about: Row = {"coreset": _digest(coreset), "data": images.name, "test_images": len(images.test[1])}
     about |= {"settings": {name: dict(values) for name, values in settings.items()}, "validation": validation}
-    sources = [_Source(lambda _: coreset, about), *(_real(images, coreset, how, about) for how in _names(against))]
+    if against:
+        report.note(f"the coreset: {coreset.size}")
+    real = [_real(images, coreset, how, about, report) for how in _names(against)]
+    sources = [_Source(lambda _: coreset, about), *real]
     runs = [
         _Run(source, judge, name, infer, seed)
         for judge in judges(networks, widths, norm, coreset, images, report)
@@ -117,9 +122,10 @@ class _Source:
     row: Row
 
 
-def _real(data: ImageData, coreset: SyntheticCoreset, how: str, about: Row) -> _Source:
-    of_its_size = f"{how}, {len(coreset)} real images as {about['coreset']}"
-    return _Source(RealImages(data, coreset, how).coreset, about | {"coreset": of_its_size, "images": how})
+def _real(data: ImageData, coreset: SyntheticCoreset, how: str, about: Row, report: Reporter) -> _Source:
+    real = RealImages(data, coreset, how)
+    report.note(f"{how}: {real.size}")
+    return _Source(real.coreset, about | {"coreset": f"{how}, {real.size} as {about['coreset']}", "images": how})
 
 
 @dataclass(frozen=True)
@@ -257,6 +263,7 @@ def _line(row: Row) -> str:
 
 def _digest(coreset: SyntheticCoreset) -> str:
     digest = hashlib.sha256()
-    for tensor in (coreset.inputs, coreset.targets):
+    for tensor in (coreset.stored, coreset.targets):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    digest.update(b"" if coreset.tiles == 1 else f"{coreset.tiles} tiles".encode())
     return digest.hexdigest()[:16]

@@ -15,10 +15,15 @@ from torch import Tensor
 
 from .untrusted import LIMITS, CoresetFileError, check_kind, parse_json, reading
 
-__all__ = ["FORMAT", "VERSION", "CoresetFileError", "read", "write"]
+__all__ = ["FORMAT", "VERSION", "CoresetFileError", "read", "version_for", "write"]
 
 FORMAT = "coreset_sampler"
-VERSION = 1
+VERSION = 2
+
+
+def version_for(description: Mapping[str, Any]) -> int:
+    """The oldest version of the format that can say this: 2 if stored images hold several examples."""
+    return 1 if description.get("tiles", 1) == 1 else VERSION
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
@@ -26,7 +31,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
     path = Path(path)
     metadata = {
         "format": FORMAT,
-        "version": str(VERSION),
+        "version": str(version_for(description)),
         "coreset": json.dumps(description, allow_nan=False),
     }
     if len(metadata["coreset"]) > LIMITS.header_bytes // 2:

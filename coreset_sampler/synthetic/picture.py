@@ -27,7 +27,7 @@ def draw(coreset: SyntheticCoreset, path: str | os.PathLike[str], *, rows: int =
     figures = need("matplotlib.figure", extra="plots", what="pictures")
     if rows < 1 or columns < 1:
         raise ValueError(f"rows and columns must be at least 1, got {rows} and {columns}")
-    labels = _labels(coreset)
+    labels = _labels(coreset).unflatten(0, (-1, coreset.tiles**2)).mode(1).values  # of most examples in an image
     classes = labels.unique().tolist()
     shown = [(labels == c).nonzero().flatten()[:columns] for c in classes[:rows]]
     names = [_name(coreset, c) for c in classes[:rows]]
@@ -35,7 +35,8 @@ def draw(coreset: SyntheticCoreset, path: str | os.PathLike[str], *, rows: int =
 
     widest = max(len(row) for row in shown)
     depth = _depth(len(shown), widest)
-    blocks = [_canvas(coreset.pixels(), shown[start : start + depth], widest) for start in range(0, len(shown), depth)]
+    pixels = coreset.pixels(stored=True)
+    blocks = [_canvas(pixels, shown[start : start + depth], widest) for start in range(0, len(shown), depth)]
     (height, block_width), tile = blocks[0].shape[:2], _tile(coreset)[0]
     label = 24 + 9 * max(map(len, names))
     width = max(_MARGIN + len(blocks) * (label + block_width), _MARGIN + 12 * len(title), _MARGIN + 7 * len(line))
@@ -76,12 +77,13 @@ class _Page:
 
 
 def uneven(coreset: SyntheticCoreset) -> str:
-    """Which classes the images belong to, where these are not `images_per_class` of each; empty if they are."""
+    """Which classes the examples belong to, where these are not those of `images_per_class` images; empty if they are."""
     if coreset.images_per_class is None or not coreset.num_classes or coreset.targets.ndim > 2:
         return ""
     present, counts = (values.tolist() for values in _labels(coreset).unique(return_counts=True))
     each = zip(present, counts, strict=True)
-    others = [f"{n} {_name(coreset, label)}" for label, n in each if n != coreset.images_per_class]
+    expected = coreset.images_per_class * coreset.tiles**2
+    others = [f"{n} {_name(coreset, label)}" for label, n in each if n != expected]
     others = [*others[:9], "..."] if len(others) > 9 else others
     missing = coreset.num_classes - len(present)
     others += [f"none of {missing} classes"] if missing else []
@@ -91,14 +93,14 @@ def uneven(coreset: SyntheticCoreset) -> str:
 
 def _title(coreset: SyntheticCoreset) -> str:
     per_class = coreset.images_per_class
-    count = f"{per_class} image{'s' * (per_class != 1)} per class" if per_class else f"{len(coreset)} images"
+    count = f"{per_class} image{'s' * (per_class != 1)} per class" if per_class else coreset.size
     return "  ·  ".join(str(part) for part in (coreset.provenance.get("data"), coreset.method, count) if part)
 
 
 def _line(coreset: SyntheticCoreset, hidden: str) -> str:
     size = " x ".join(map(str, coreset.inputs.shape[-2:]))
     about = [
-        f"{len(coreset)} images of {size}",
+        f"{coreset.size} of {size}",
         f"{coreset.target_kind} targets",
         _accuracy(coreset),
         uneven(coreset),
@@ -123,7 +125,7 @@ def _hidden(labels: Tensor, shown: list[Tensor], classes: list[int]) -> str:
 
 
 def _labels(coreset: SyntheticCoreset) -> Tensor:
-    """The class of each image, the likeliest for soft targets; one row for targets that have none."""
+    """The class of each example, the likeliest for soft targets; one row for targets that have none."""
     if coreset.target_kind == "regression" and coreset.targets.ndim != 2:
         return torch.zeros(len(coreset), dtype=torch.int64)
     return coreset.with_targets("hard").targets.long()

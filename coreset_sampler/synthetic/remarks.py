@@ -10,14 +10,22 @@ from .untrusted import printable
 
 
 def remarks(coreset: SyntheticCoreset) -> list[str]:
-    """A line each on pixels that no camera makes and on the networks that a learned set was made for."""
-    return [line for line in (outside_pixels(coreset), made_for(coreset)) if line]
+    """A line each on examples per image, on pixels that no camera makes, on the networks that it was made for."""
+    return [line for line in (several_examples(coreset), outside_pixels(coreset), made_for(coreset)) if line]
+
+
+def several_examples(coreset: SyntheticCoreset) -> str | None:
+    """How many examples are cut out of each stored image; None if it is one."""
+    if coreset.tiles == 1:
+        return None
+    cut = f"each image is cut into {coreset.tiles} x {coreset.tiles} examples, enlarged to the full size for training"
+    return f"{coreset.size}: {cut}"
 
 
 def outside_pixels(coreset: SyntheticCoreset) -> str | None:
     """How many pixels lie outside [0, 1] and how far; None if none do, or where there are no pixels."""
     try:
-        pixels = coreset.exact_pixels()
+        pixels = coreset.exact_pixels(stored=True)  # enlarging only averages them
     except ValueError:  # no images, or whitened in a way that loses them
         return None
     slack = 0.5 / 255  # half floats and whitening round

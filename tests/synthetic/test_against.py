@@ -91,7 +91,7 @@ def test_norms_are_exchanged_and_said(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"against": ["k-center"]}, "against must be of random, herding, got 'k-center'"),
+        ({"against": ["k-center"]}, "against must be of random, herding, random-packed, got 'k-center'"),
         ({"norm": "layer"}, "norm must be one of instance, batch, group, got 'layer'"),
         ({"networks": ["hf:nowhere"]}, "hf:DIR must be a folder with a config.json, got 'nowhere'"),
         ({"networks": ["keras:resnet"]}, "unknown network 'keras:resnet'; known: convnet.*timm:MODEL, hf:DIR"),

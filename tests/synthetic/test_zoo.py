@@ -30,7 +30,7 @@ def test_a_coreset_is_what_the_index_says(name):
     assert name == f"{entry['data']}/{entry['method']}-{entry['images_per_class']}"
     assert coreset.method == entry["method"]
     assert coreset.images_per_class == entry["images_per_class"]
-    assert len(coreset) == 10 * entry["images_per_class"]
+    assert len(coreset.stored) == 10 * entry["images_per_class"]
     assert len(coreset.class_names) == 10
     assert coreset.provenance["accuracy"] == entry["accuracy"]
     assert coreset.provenance["licence"] == entry["licence"]

@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 from torch.nn import functional
 
-from ..dataset import on_simplex
+from ..checks import on_simplex
 
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 

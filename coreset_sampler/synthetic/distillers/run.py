@@ -155,7 +155,8 @@ def _filmed(progress: Progress, *, always: bool = False) -> Progress:
 
 def _first_of_each(progress: Progress) -> Tensor:
     """Rows of the first image of each of up to ten classes; learned targets may no longer say, so rows are spread."""
-    targets = progress.state.targets
+    per_image = len(progress.state.targets) // len(progress.state.inputs)
+    targets = progress.state.targets[::per_image]
     if targets.ndim == 1:
         return torch.stack([(targets == label).nonzero()[0, 0] for label in targets.unique()[:10]])
     shown = min(10, targets.shape[1], len(targets))

@@ -17,9 +17,9 @@ class State:
     """
 
     inputs: Tensor
-    """`(n, ...)`: what a network sees."""
+    """`(n, ...)`: what is stored; a network sees it, or the examples cut out of it."""
     targets: Tensor
-    """`(n,)` class numbers or `(n, num_classes)`."""
+    """`(n,)` class numbers or `(n, num_classes)`, a row for each example."""
     seed: int
     step: int = 0
     memory: dict[str, Tensor] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Distiller(Protocol):
     def describe(self, state: State) -> dict[str, Any]:
         """What a finished coreset says of itself: keyword arguments of `SyntheticCoreset`.
 
-        `target_kind`, and where they apply `learning_rate` (what networks were trained with on the coreset) and
-        `last_layer`. The preprocessing, method, class names and provenance come from whoever runs the distiller.
+        `target_kind`, and where they apply `tiles`, `learning_rate` (what networks were trained with on the coreset)
+        and `last_layer`. The preprocessing, method, class names and provenance come from whoever runs the distiller.
         """
         ...

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..dataset import SyntheticCoreset, TargetKind
+from ..checks import TargetKind
+from ..dataset import SyntheticCoreset
 from ..preprocessing import Preprocessing
 from ..untrusted import CoresetFileError, reading
 from . import datm, dc, ddranking, frepo, hf_dataset, image_folder, kip, mtt, plain, rded, sre2l
@@ -106,6 +107,7 @@ def _coreset(
             learning_rate=published.learning_rate,
             last_layer=published.last_layer,
             provenance=published.provenance,
+            tiles=published.tiles,
         )
         if coreset.inputs.ndim == 4:
             published.preprocessing(coreset.inputs[:1])  # it must fit the images

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...extras import need
 from ..dataset import SyntheticCoreset, from_tensors, to_tensors
-from ..file import FORMAT, VERSION
+from ..file import FORMAT, VERSION, version_for
 from ..preprocessing import Raw
 from ..untrusted import LIMITS, CoresetFileError, inside, parse_json, reading
 from . import ask, pictures, safe_arrow
@@ -59,7 +59,7 @@ def read(source: Source) -> Published:
     rows = open_folder(source.path)
     ours = _ours(rows)
     if ours is not None:
-        return Published(ours.inputs, ours.targets, preprocessing=ours.preprocessing, **ours.describe())
+        return Published(ours.stored, ours.targets, preprocessing=ours.preprocessing, **ours.describe())
     return _columns(rows)
 
 
@@ -111,14 +111,16 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def to_dataset(coreset: SyntheticCoreset) -> Any:
-    """Columns `inputs` and `labels`, bit for bit."""
+    """Columns `inputs` and `labels`, bit for bit, a row for each stored image."""
     datasets = need("datasets", extra="formats", what="Hugging Face datasets")
     tensors, description = to_tensors(coreset)
     columns = {"inputs": tensors.pop("inputs").cpu(), "labels": tensors.pop("targets").cpu()}
+    if coreset.tiles > 1:  # a row is a stored image, with the targets of all examples in it
+        columns["labels"] = columns["labels"].unflatten(0, (-1, coreset.tiles**2))
     extra = base64.b64encode(safetensors.torch.save({k: t.contiguous() for k, t in tensors.items()})).decode()
     about: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": version_for(description),
         "coreset": description,
         "tensors": extra if tensors else "",
     }
@@ -167,6 +169,8 @@ def _ours(rows: Rows) -> SyntheticCoreset | None:
             tensors[tensor] = torch.from_numpy(safe_arrow.values(rows.path, rows.table[column]).copy())
             if column in about.get("bfloat16", ()):
                 tensors[tensor] = tensors[tensor].bfloat16()
+        if about["coreset"].get("tiles", 1) != 1:
+            tensors["targets"] = tensors["targets"].flatten(0, 1)
         return from_tensors(tensors, about["coreset"])
 
 
@@ -221,7 +225,7 @@ def _feature(datasets: Any, values: Tensor) -> Any:
 
 
 def _label_feature(datasets: Any, coreset: SyntheticCoreset, targets: Tensor) -> Any:
-    if coreset.target_kind == "hard" and coreset.class_names and targets.dtype == torch.int64:
+    if coreset.target_kind == "hard" and coreset.class_names and targets.dtype == torch.int64 and targets.ndim == 1:
         return datasets.ClassLabel(names=list(coreset.class_names))
     return _feature(datasets, targets)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dataset import TargetKind, on_simplex
+from ..checks import TargetKind, on_simplex
 from ..preprocessing import Raw
 from ..untrusted import CoresetFileError
 from . import ask

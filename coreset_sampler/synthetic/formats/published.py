@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..dataset import TargetKind
+from ..checks import TargetKind
 from ..preprocessing import Preprocessing
 from .source import Source
 
@@ -29,6 +29,7 @@ class Published:
     learning_rate: float | None = None
     last_layer: dict[str, float] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
+    tiles: int = 1
 
 
 class Reader(Protocol):

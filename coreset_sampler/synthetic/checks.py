@@ -1,0 +1,88 @@
+"""What the tensors of a coreset must be, checked once where one is made."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from .preprocessing import Preprocessing
+
+TargetKind = Literal["hard", "soft", "logits", "regression"]
+
+MOST_TILES = 8
+"""Of a side. A file of a megabyte must not ask for gigabytes."""
+
+
+def kind_of(targets: Tensor) -> TargetKind:
+    """Class numbers if they are integers; floats may be anything."""
+    if targets.is_floating_point():
+        raise ValueError("target_kind must be said for float targets: 'soft', 'logits' or 'regression'")
+    return "hard"
+
+
+def check_tiles(inputs: Tensor, tiles: int, preprocessing: Preprocessing) -> None:
+    """Refuses what cannot be cut into examples, or must not be."""
+    if isinstance(tiles, bool) or not isinstance(tiles, int) or not 1 <= tiles <= MOST_TILES:
+        raise ValueError(f"tiles must be an integer from 1 to {MOST_TILES}, got {tiles!r}")
+    if tiles > 1 and (inputs.ndim != 4 or min(inputs.shape[-2:]) < tiles):
+        raise ValueError(f"tiles must be 1 for inputs that are no images of so many pixels, got {tuple(inputs.shape)}")
+    if tiles > 1 and preprocessing.kind not in ("raw", "normalize"):
+        raise ValueError(
+            f"tiles must be 1 with {preprocessing.kind} preprocessing, which mixes the pixels of a whole image, got "
+            f"{tiles}; normalise by channel"
+        )
+
+
+def check_inputs(inputs: Tensor, targets: Tensor, preprocessing: Preprocessing, tiles: int = 1) -> None:
+    """Refuses inputs that do not go with their targets, or are no numbers."""
+    if inputs.ndim < 2 or len(inputs) == 0:
+        raise ValueError(f"inputs must hold at least one example, (n, ...), got shape {tuple(inputs.shape)}")
+    if targets.ndim == 0 or len(inputs) * tiles**2 != len(targets):
+        needs = (
+            "each input needs one target" if tiles == 1 else f"each image of {tiles} x {tiles} tiles {tiles**2} targets"
+        )
+        raise ValueError(f"{needs}, got {len(inputs)} inputs and targets {tuple(targets.shape)}")
+    if inputs.dtype == torch.uint8 and preprocessing.kind != "raw":
+        raise ValueError(f"bytes are raw pixels: pass preprocessing=Raw(), or floats already {preprocessing.kind}d")
+    if inputs.is_complex() or inputs.dtype == torch.bool:
+        raise ValueError(f"inputs must be floats, integers or bytes, got {inputs.dtype}")
+    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+        where = (~torch.isfinite(inputs.flatten(1)).all(1)).nonzero().flatten().tolist()
+        raise ValueError(f"inputs must be finite; NaN or infinity in {len(where)} example(s), first {where[0]}")
+
+
+def check_targets(
+    targets: Tensor, kind: TargetKind, class_names: tuple[str, ...] | None, num_classes: int | None
+) -> int | None:
+    """The number of classes, None where there are none."""
+    if kind not in get_args(TargetKind):
+        raise ValueError(f"target_kind must be one of {', '.join(get_args(TargetKind))}, got {kind!r}")
+    if class_names is not None and num_classes not in (None, len(class_names)):
+        raise ValueError(f"num_classes must be the number of class names, {len(class_names)}, got {num_classes}")
+    known = len(class_names) if class_names is not None else num_classes
+    if kind == "hard":
+        if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
+            raise ValueError(f"hard targets must be integers (n,), got {targets.dtype} {tuple(targets.shape)}")
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or (known is not None and high >= known):
+            raise ValueError(f"hard targets must be classes 0..{'' if known is None else known - 1}, got {low}..{high}")
+        return high + 1 if known is None else known
+    if not targets.is_floating_point() or not bool(torch.isfinite(targets).all()):
+        raise ValueError(f"{kind} targets must be finite floats, got {targets.dtype}")
+    if kind == "regression" and (targets.ndim != 2 or known is None):
+        return known
+    if targets.ndim != 2 or (known is not None and targets.shape[1] != known):
+        raise ValueError(f"{kind} targets must be (n, {known or 'num_classes'}), got {tuple(targets.shape)}")
+    if kind == "soft" and not on_simplex(targets):
+        raise ValueError(
+            "soft targets must be probabilities, each row summing to 1; for scores say target_kind='logits'"
+        )
+    return targets.shape[1]
+
+
+def on_simplex(targets: Tensor) -> bool:
+    """True if every row is a probability vector, up to rounding."""
+    rows = targets.double()
+    return bool((rows >= -1e-6).all()) and bool(((rows.sum(1) - 1).abs() < 1e-3).all())
