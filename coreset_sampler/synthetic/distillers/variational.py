@@ -45,7 +45,8 @@ class Variational:
     fit the squared error.
 
     Args:
-        network: makes a fresh classifier; or several such makers, one of which is drawn for every newborn.
+        network: makes a fresh classifier; or several such makers, one of which is drawn for every newborn, of the
+            kinds that the pool has fewest of.
         rho, gamma, beta: prior precision, likelihood precision and weight of the KL term for the coreset: only
             `rho * beta / gamma` matters to the mean, only `rho` to the size of the variance.
         weight: of the KL term in the loss over the full data; 1 is the free energy itself, whose prior is strong where n
@@ -118,7 +119,7 @@ class Variational:
         memory = adam.begin("inputs", begun.inputs)
         kinds = []
         for i in range(self.pool):
-            kinds.append(self._draw_kind(generator))
+            kinds.append(self._draw_kind(generator, kinds))
             memory |= self._newborn(i, generator, inputs, kinds[-1])
         memory["ages"] = torch.arange(self.pool) * self.max_age // self.pool
         memory |= {"kinds": torch.tensor(kinds)} if len(self._kinds) > 1 else {}
@@ -209,7 +210,10 @@ class Variational:
         ages, memory = state.memory["ages"].clone(), dict(state.memory)
         ages[chosen] += 1
         if ages[chosen] >= self.max_age:
-            ages[chosen], kind = 0, self._draw_kind(generator)
+            others = (
+                [kind for i, kind in enumerate(memory["kinds"].tolist()) if i != chosen] if "kinds" in memory else []
+            )
+            ages[chosen], kind = 0, self._draw_kind(generator, others)
             memory |= self._newborn(chosen, generator, state.inputs, kind)
             if "kinds" in memory:
                 memory["kinds"] = memory["kinds"].index_fill(0, torch.tensor(chosen), kind)
@@ -244,8 +248,13 @@ class Variational:
             raise ValueError(f"all networks must have the same number of outputs, got {outputs}")
         return outputs[0]
 
-    def _draw_kind(self, generator: Generator) -> int:
-        return int(torch.randint(len(self._kinds), (), generator=generator)) if len(self._kinds) > 1 else 0
+    def _draw_kind(self, generator: Generator, others: Sequence[int]) -> int:
+        """One of the kinds that the others in the pool have fewest of: at random alone, some would be missing for long."""
+        if len(self._kinds) == 1:
+            return 0
+        counts = torch.bincount(torch.tensor(others, dtype=torch.long), minlength=len(self._kinds))
+        fewest = (counts == counts.min()).nonzero().flatten()
+        return int(fewest[int(torch.randint(len(fewest), (), generator=generator))])
 
     def _kind(self, memory: dict[str, Tensor], chosen: int) -> PoolNetwork:
         """Of a network in the pool; `kinds` is remembered only where there are several."""
