@@ -117,7 +117,7 @@ class Variational:
         begun = replace(begun, inputs=pack(begun.inputs, self.tiles)) if self.tiles > 1 else begun
         generator = Generator().manual_seed(begun.generator().initial_seed() ^ 0x5EED)
         memory = adam.begin("inputs", begun.inputs)
-        kinds = []
+        kinds: list[int] = []
         for i in range(self.pool):
             kinds.append(self._draw_kind(generator, kinds))
             memory |= self._newborn(i, generator, inputs, kinds[-1])
