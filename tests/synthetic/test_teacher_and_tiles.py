@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from coreset_sampler import SyntheticCoreset, distill
+from coreset_sampler.synthetic.distillers import presets
 from coreset_sampler.synthetic.distillers.augment import Moves
 from coreset_sampler.synthetic.distillers.beginning import learned_targets
 from coreset_sampler.synthetic.distillers.checkpoint import Progress, load, same, save
@@ -124,3 +126,20 @@ def test_a_teacher_learns_and_labels_what_it_is_given_the_same_for_the_same_seed
     assert torch.equal(labelled, taught(plan, train_teacher(plan, make, data(), seed=1), inputs))
     mirrored = Teacher(mirror=True)
     assert torch.equal(taught(mirrored, model, inputs), taught(mirrored, model, inputs.flip(-1)))
+
+
+def test_distill_for_several_networks_begins_with_a_teacher_says_so_and_resumes_to_the_same_bits(tmp_path, monkeypatch):
+    # a name decides on preset and teacher; the digits are small enough to train one here
+    asked = {"networks": ["convnet:4", "convnet-batch:4"], "name": "mnist", "images_per_class": 1, "progress": False}
+    asked |= {"settings": {"tiles": 2, "pool": 2, "batch": 16}, "evaluate_every": 4}
+    whole = distill("digits", steps=4, **asked)
+    distill("digits", steps=2, resume=tmp_path / "run", **asked | {"settings": asked["settings"] | {"decay": 4}})
+    again = distill("digits", steps=4, resume=tmp_path / "run", **asked)
+    assert torch.equal(again.stored, whole.stored)
+    assert whole.provenance["teacher"]["network"] == "convnet-batch:32-64-128"
+    assert (whole.tiles, len(whole.stored), len(whole)) == (2, 10, 40)
+    whole.save(tmp_path / "set.safetensors")
+    assert SyntheticCoreset.load(tmp_path / "set.safetensors").equal(whole)
+    monkeypatch.setattr(presets, "_TEACHERS", {})
+    with pytest.raises(ValueError, match=r"the run to resume has teacher \{.*asked for None"):
+        distill("digits", steps=4, resume=tmp_path / "run", **asked)

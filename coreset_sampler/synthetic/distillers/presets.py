@@ -183,7 +183,7 @@ _TEACHERS = {
 def _for_several(plan: Preset, data: str) -> Preset:
     """Small batches and short lives, so that many networks are seen; images move, mirrored where that keeps the class."""
     moves = Moves(mirror=data not in ("digits", "mnist", "svhn"), each=True)
-    settings = {"batch": 64, "pool": 12, "max_age": 40, "train_every": 1, "lr": 0.03, "label_lr": 0.03, "pool_lr": 2e-3}
+    settings = {"batch": 64, "pool": 12, "max_age": 40, "train_every": 1, "lr": 0.01, "label_lr": 0.01, "pool_lr": 2e-3}
     return replace(
         plan, settings=plan.settings | settings | {"augmentation": moves}, widths=None, teacher=_TEACHERS.get(data)
     )
