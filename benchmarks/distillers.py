@@ -33,10 +33,10 @@ from coreset_sampler.synthetic.distillers import DivergedError, Experts
 from coreset_sampler.synthetic.distillers.presets import METHODS, ExpertPreset, cpu
 from coreset_sampler.synthetic.image_data import ImageData, open_images
 from coreset_sampler.synthetic.inference.last_layer import features_of
-from coreset_sampler.synthetic.pipeline import make_experts
 from coreset_sampler.synthetic.problem import Problem, make_problem
 from coreset_sampler.synthetic.reporting import Reporter
 from coreset_sampler.synthetic.results import Log, Results
+from coreset_sampler.synthetic.sources import make_experts
 
 _RATES = [{"lr": 100.0, "inner_lr": 0.03}, {"lr": 1000.0, "inner_lr": 0.03}, {"lr": 1000.0, "inner_lr": 0.1}]
 GRID: dict[str, list[dict[str, float]]] = {

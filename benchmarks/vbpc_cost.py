@@ -7,8 +7,8 @@ take turns and each counts by its fastest turn. Memory is the peak of the proces
 are random numbers: their cost does not depend on what they show. Prints markdown.
 
 First table: loss and its gradient in features and targets, by `LastLayerPosterior` and by the h x h matrices that the
-paper's equation 21 writes down. Second: the parts of a step. Third: steps a second, plain and compiled, and what it would
-cost to train all ten networks of the pool every step: one after the other, or at once by `torch.vmap`.
+paper's equation 21 writes down. Second: the parts of a step. Third: steps a second, plain, in bf16 and compiled, and
+what it would cost to train all ten networks of the pool every step: one after the other, or at once by `torch.vmap`.
 """
 
 from __future__ import annotations
@@ -129,22 +129,23 @@ def problem(channels: int, pixels: int, widths: Sequence[int], per_class: int, *
 
 def parts(distiller: Variational, state: State, data: RealData) -> dict[str, Callable[[], object]]:
     """A step, and its parts one by one."""
-    parameters = distiller._parameters(state.memory, 0)
+    kind = distiller._kinds[0]
+    parameters = kind.parameters(state.memory["network.0"])
     real, labels = data.batch(distiller.batch, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        seen = distiller._features(parameters, real)
+        seen = kind.features(parameters, real)
     inputs, targets = state.inputs.clone().requires_grad_(), state.targets.clone().requires_grad_()
-    phi = distiller._features(parameters, inputs).detach().requires_grad_()
+    phi = kind.features(parameters, inputs).detach().requires_grad_()
 
     def coreset() -> None:
-        torch.autograd.grad(distiller._features(parameters, inputs).sum(), inputs)
+        torch.autograd.grad(kind.features(parameters, inputs).sum(), inputs)
 
     def head() -> None:
         torch.autograd.grad(distiller.loss(phi, targets, seen, labels, data.n)[0], (phi, targets))
 
     def batch() -> None:
         with torch.no_grad():
-            distiller._features(parameters, real)
+            kind.features(parameters, real)
 
     return {
         "step": lambda: distiller.step(state, data),
@@ -157,8 +158,8 @@ def parts(distiller: Variational, state: State, data: RealData) -> dict[str, Cal
 
 def whole_pool(distiller: Variational, state: State) -> dict[str, Callable[[], object]]:
     """One step of every network of the pool: one after the other, or batched."""
-    module, memory = distiller._template, state.memory
-    each = [distiller._parameters(memory, i) for i in range(distiller.pool)]
+    kind = distiller._kinds[0]
+    module, each = kind._template, [kind.parameters(state.memory[f"network.{i}"]) for i in range(distiller.pool)]
     stacked = {name: torch.stack([p[name] for p in each]) for name in each[0]}
 
     def error(parameters: dict[str, Tensor]) -> Tensor:
@@ -170,7 +171,7 @@ def whole_pool(distiller: Variational, state: State) -> dict[str, Callable[[], o
     }
 
 
-def where_time_goes(turns: int, problems: list) -> None:
+def where_time_goes(turns: int, problems: list, ways: Sequence[str]) -> None:
     """The second table."""
     print("\nCPU milliseconds of a step and its parts, real batch 128 (64 at 1 a class)\n")
     names = ["step", "real batch forward", "coreset forward and back", "closed form forward and back", "pool step"]
@@ -178,31 +179,31 @@ def where_time_goes(turns: int, problems: list) -> None:
     speeds = []
     for label, channels, pixels, widths, per_class in problems:
         batch = 64 if per_class == 1 else 128
-        made = {
-            way: problem(channels, pixels, widths, per_class, batch=batch, compiled=way == "compiled") for way in WAYS
-        }
-        contestants = {(way, part): run for way in WAYS for part, run in parts(*made[way]).items()}
+        made = {way: problem(channels, pixels, widths, per_class, batch=batch, **WAYS[way]) for way in ways}
+        contestants = {(way, part): run for way in ways for part, run in parts(*made[way]).items()}
         times = fastest(contestants, turns)
-        for way in WAYS:
+        for way in ways:
             print(f"| {label} | {way} | " + " | ".join(f"{times[way, name]:.1f}" for name in names) + " |", flush=True)
-        apart = _difference(made)
-        speeds.append((label, times["plain", "step"], times["compiled", "step"], apart))
+        for way in ways[1:]:
+            plain, fast = times[ways[0], "step"], times[way, "step"]
+            speeds.append((label, way, plain, fast, _difference(made[ways[0]], made[way])))
     print(
-        "\nSteps a second of one core\n\n| | plain | compiled | ratio | coresets after one step differ by |\n"
-        + "|---" * 5
+        f"\nSteps a second of one core\n\n| | way | {ways[0]} | this way | ratio | coresets after one step differ by |\n"
+        + "|---" * 6
         + "|"
     )
-    for label, plain, fast, apart in speeds:
-        print(f"| {label} | {1e3 / plain:.1f} | {1e3 / fast:.1f} | {plain / fast:.2f} | {apart:.0e} |", flush=True)
+    for label, way, plain, fast, apart in speeds:
+        print(
+            f"| {label} | {way} | {1e3 / plain:.1f} | {1e3 / fast:.1f} | {plain / fast:.2f} | {apart:.0e} |", flush=True
+        )
 
 
-WAYS = ("plain", "compiled")
+WAYS: dict[str, dict] = {"plain": {}, "bf16": {"precision": "bf16"}, "compiled": {"compiled": True}}
 
 
-def _difference(made: dict[str, tuple]) -> float:
-    moved = [distiller.step(state, data)[0].inputs for distiller, state, data in made.values()]
-    start = made["plain"][1].inputs
-    return float((moved[0] - moved[1]).abs().median() / (moved[0] - start).abs().median())
+def _difference(one: tuple, other: tuple) -> float:
+    moved = [distiller.step(state, data)[0].inputs for distiller, state, data in (one, other)]
+    return float((moved[0] - moved[1]).abs().median() / (moved[0] - one[1].inputs).abs().median())
 
 
 def pools(turns: int, problems: list) -> None:
@@ -219,13 +220,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer turns, sizes and problems")
     parser.add_argument("--only", choices=["closed-form", "step", "pool"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="of the second table")
     options = parser.parse_args()
     torch.set_num_threads(1)
     turns, problems = (3, PROBLEMS[:3]) if options.quick else (8, PROBLEMS)
     if options.only in (None, "closed-form"):
         closed_form((256, 1024, 2048) if options.quick else (256, 512, 1024, 2048, 4096, 8192), turns)
     if options.only in (None, "step"):
-        where_time_goes(turns, problems)
+        where_time_goes(turns, problems, options.ways)
     if options.only in (None, "pool"):
         pools(max(2, turns // 2), problems[:2])
 

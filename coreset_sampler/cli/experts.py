@@ -14,9 +14,10 @@ from ..distributed import world
 from ..synthetic.distillers.experts import Experts, train_experts
 from ..synthetic.image_data import open_images
 from ..synthetic.networks import NETWORKS
-from ..synthetic.pipeline import distill, make_experts, warn_if_untrained
+from ..synthetic.pipeline import distill
 from ..synthetic.problem import make_problem
 from ..synthetic.reporting import Reporter
+from ..synthetic.sources import make_experts, warn_if_untrained
 from .options import add_data_and_widths, add_defaults, data_of
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,17 @@ from .dataset import SyntheticCoreset
 from .distillers import checkpoint
 from .distillers.checkpoint import Progress as Run
 from .distillers.claim import claimed
-from .distillers.experts import Experts, read_description, train_experts, untrained
+from .distillers.experts import read_description
 from .distillers.film import draw_film
-from .distillers.presets import METHODS, ExpertPreset, Method, PresetName
+from .distillers.presets import METHODS, Method, PresetName
 from .distillers.presets import preset as look_up
-from .distillers.run import StoppedError, as_coreset, held_out_accuracy, run, saver, settings_of, start
-from .distillers.state import Distiller, Source, State
+from .distillers.run import StoppedError, as_coreset, held_out_accuracy, run, saver, settings_of
+from .distillers.state import Distiller, State
 from .image_data import Images, open_images
 from .networks import description, kinds
 from .problem import Problem, make_problem
 from .reporting import Progress, Reporter
+from .sources import beginning, experts_name, source_of
 
 _ENDING = ".safetensors"
 
@@ -97,15 +98,16 @@ def distill(
     plan = look_up(preset, method, name or images.name, images_per_class, several=several).over(steps, settings or {})
     widths = widths or (plan.widths if kinds(networks) == ("convnet",) else None)
     problem = make_problem(images, name=name, networks=networks, widths=widths, held_out=held_out, device=device)
-    problem.check_images_per_class(images_per_class)
     distiller = build(method, problem, plan.settings)
+    problem.check_images_per_class(images_per_class, each=getattr(distiller, "tiles", 1) ** 2)
     report = Reporter(progress)
     with _workplace(resume) as place:
-        folder = place.folder / _experts_name(problem) if experts is None else Path(experts)
-        source = _source(problem, plan.experts, folder, experts is not None, expert_settings or {}, report)
+        folder = place.folder / experts_name(problem) if experts is None else Path(experts)
+        source = source_of(problem, plan.experts, folder, experts is not None, expert_settings or {}, report)
         record = {"method": method, "data": problem.name, "images_per_class": images_per_class, "seed": seed}
-        record |= problem.about_network
-        begun, record = _begun(None if overwrite else place.checkpoint, record, distiller, problem)
+        record |= problem.about_network | {"teacher": None if plan.teacher is None else asdict(plan.teacher)}
+        begin = partial(beginning, distiller, problem, images_per_class, plan.teacher, seed, report)
+        begun, record = _begun(None if overwrite else place.checkpoint, record, distiller, problem, begin)
         with _said_where(place.checkpoint):
             done = run(
                 distiller,
@@ -154,37 +156,6 @@ def build(method: Method, problem: Problem, settings: Mapping[str, Any]) -> Dist
     return make(problem.networks, **{"bounds": problem.pixel_bounds, **settings})
 
 
-def make_experts(
-    problem: Problem,
-    folder: Path,
-    *,
-    examples: int | None = None,
-    seed: int = 0,
-    report: Reporter,
-    **training: Any,
-) -> Experts:
-    """Trains the experts that are missing in the folder, on a part of the data if asked to, and says how it goes.
-
-    Args:
-        problem: the data and the network.
-        folder: where trajectories are kept.
-        examples: train on a random part of so many images.
-        seed: of everything random.
-        report: gets a line after every epoch.
-        training: more arguments of `train_experts`: experts, epochs, lr, batch.
-    """
-    about = {"data": problem.name, **problem.about_network}
-    part = problem.part(examples)
-    return train_experts(problem.network, part, folder, seed=seed, about=about, report=report.note, **training)
-
-
-def warn_if_untrained(experts: Experts, problem: Problem, report: Reporter) -> None:
-    """Says so if experts are no better on held-out images than guessing."""
-    data = problem.train if problem.held_out is None else problem.held_out
-    if warning := untrained(experts, problem.network, data):
-        report.note(warning)
-
-
 @dataclass(frozen=True)
 class _Workplace:
     """Where a run keeps its checkpoint, if anywhere, and its experts."""
@@ -216,41 +187,13 @@ def _said_where(path: Path | None) -> Iterator[None]:
         raise StoppedError(f"{stopped}; {kept}") from None
 
 
-def _experts_name(problem: Problem) -> str:
-    """A folder for each data set and network."""
-    about = problem.about_network
-    one = "network" in about
-    return "-".join(
-        ["experts", problem.name, about["network"] if one else "many", *map(str, about.get("widths") or ())]
-    )
-
-
-def _source(
-    problem: Problem,
-    plan: ExpertPreset | None,
-    folder: Path,
-    given: bool,
-    settings: Mapping[str, Any],
-    report: Reporter,
-) -> Source:
-    """Real data, and for the methods that imitate them experts too, trained now where they are missing."""
-    if plan is None:
-        return problem.train
-    if not (given and folder.is_dir() and any(folder.iterdir())):
-        make_experts(problem, folder, report=report, **{"examples": plan.examples, **plan.training, **settings})
-    experts = Experts(folder, problem.train, max_start=plan.max_start)
-    warn_if_untrained(experts, problem, report)
-    return experts
-
-
 def _begun(
-    path: Path | None, record: dict[str, Any], distiller: Distiller, problem: Problem
+    path: Path | None, record: dict[str, Any], distiller: Distiller, problem: Problem, begin: Callable[[], Run]
 ) -> tuple[Run, dict[str, Any]]:
     """Where to begin, and the record of what the run is, with the settings by the step from which on they held."""
     settings = settings_of(distiller)
     if path is None or not path.exists():
-        begun = start(distiller, problem.train, record["images_per_class"], seed=record["seed"])
-        return begun, record | {"settings": [[0, settings]]}
+        return begin(), record | {"settings": [[0, settings]]}
     begun, before = checkpoint.load(path, device=problem.train.device)
     for name, value in record.items():
         if before.get(name) != value:
@@ -271,6 +214,7 @@ def _provenance(record: dict[str, Any], done: Run) -> dict[str, Any]:
         "version": __version__,
         "settings": changes[0][1] if len(changes) == 1 else changes,
         **_about_networks(record),
+        **({"teacher": record["teacher"]} if record["teacher"] else {}),
         "seed": record["seed"],
         "steps": done.state.step,
         "minutes": round(done.seconds / 60, 2),

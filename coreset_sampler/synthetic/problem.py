@@ -51,15 +51,16 @@ class Problem:
         black, white = (tuple(end.flatten().tolist()) for end in ends)
         return black, white
 
-    def check_images_per_class(self, count: int) -> None:
-        """Refuses more images per class than every class has."""
+    def check_images_per_class(self, count: int, *, each: int = 1) -> None:
+        """Refuses more images per class than every class has, where a stored image begins as `each` of them."""
         labels, counts = self.train.targets.unique(return_counts=True)
         fewest = int(counts.argmin())
-        if count > int(counts[fewest]):
+        if count * each > int(counts[fewest]):
             name, has = self.class_names[int(labels[fewest])], int(counts[fewest])
+            needed = "" if each == 1 else f", which begin as {each} real ones each"
             raise ValueError(
-                f"images_per_class must be at most the training images of every class, got {count}: class {name!r} "
-                f"has {has}{'' if self.held_out is None else ' besides those held out'}"
+                f"images_per_class must be at most the training images of every class, got {count}{needed}: class "
+                f"{name!r} has {has}{'' if self.held_out is None else ' besides those held out'}"
             )
 
     def part(self, examples: int | None) -> RealData:

@@ -228,3 +228,14 @@ def test_networks_widths_and_methods_that_do_not_go_together_are_refused():
         distill("digits", method="fkl", networks="many", steps=1)
     with pytest.raises(ValueError, match="widths must be left out where there are several networks"):
         distill("digits", networks="many", widths=[8], steps=1)
+
+
+def test_kinds_stay_even_in_the_pool_over_births():
+    distiller = Variational(KINDS, batch=8, pool=6, max_age=2)
+    state = begun(distiller)
+    for _ in range(25):
+        assert torch.bincount(state.memory["kinds"], minlength=3).tolist() == [2, 2, 2]
+        state = after(distiller, state, 1)
+    # six births bring kinds in any order
+    drawn = {tuple(begun(distiller, seed=seed).memory["kinds"].tolist()) for seed in range(6)}
+    assert len(drawn) > 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FunctionType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -19,6 +20,7 @@ from ..networks import Network, fresh
 
 Parameters = dict[str, Tensor]
 Pass = Callable[[Parameters, Tensor], Tensor]
+Precision = Literal["float32", "bf16"]
 
 
 class PoolNetwork:
@@ -27,10 +29,12 @@ class PoolNetwork:
     Args:
         network: makes a fresh classifier.
         compiled: runs it through `torch.compile`, channels last.
+        precision: of convolutions and matrix products: `"float32"`, or `"bf16"` by autocast. What a pass gives has the
+            type of its inputs.
     """
 
-    def __init__(self, network: Network, *, compiled: bool = False) -> None:
-        self._make, self._compiled = network, compiled
+    def __init__(self, network: Network, *, compiled: bool = False, precision: Precision = "float32") -> None:
+        self._make, self._compiled, self._precision = network, compiled, precision
         template = fresh(network, Generator().manual_seed(0))  # its weights do not matter
         self._shapes = {name: p.shape for name, p in template.named_parameters()}
         self._template, trunk = template, features_of(template)
@@ -79,10 +83,10 @@ class PoolNetwork:
             values = {name: _channels_last(parameters[name]) if last else parameters[name] for name in names}
             values |= {name: buffer.to(inputs.device, copy=True) for name, buffer in module.named_buffers()}
             seen = (_channels_last(inputs) if last else inputs,)
-            if rows is None:
-                return _flat(functional_call(module, values, seen))
-            with FirstRowsStatistics(rows):
-                return _flat(functional_call(module, values, seen))
+            half = torch.autocast(inputs.device.type, torch.bfloat16, enabled=self._precision == "bf16")
+            with half, FirstRowsStatistics(rows) if rows is not None else nullcontext():
+                outputs: Tensor = functional_call(module, values, seen)
+            return outputs.flatten(1).to(inputs.dtype)
 
         # code of its own, since torch.compile keeps eight variants of a piece of code, for all distillers of a process
         own = FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
@@ -116,15 +120,12 @@ def _batch_norm(
 ) -> Tensor:
     if not training:
         return functional.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    var, mean = torch.var_mean(input[:rows], [0, *range(2, input.ndim)], correction=0)
+    full = torch.promote_types(input.dtype, torch.float32)  # statistics, also of bf16
+    var, mean = torch.var_mean(input[:rows].to(full), [0, *range(2, input.ndim)], correction=0)
     scale = (var + eps).rsqrt() if weight is None else weight * (var + eps).rsqrt()
     shift = -mean * scale if bias is None else bias - mean * scale
     column = (-1, *[1] * (input.ndim - 2))
-    return input * scale.view(column) + shift.view(column)
-
-
-def _flat(outputs: Tensor) -> Tensor:
-    return outputs.flatten(1)
+    return input * scale.view(column).to(input.dtype) + shift.view(column).to(input.dtype)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

@@ -81,10 +81,21 @@ def run(
     return progress
 
 
-def start(distiller: Distiller, data: RealData, images_per_class: int, *, seed: int = 0) -> Progress:
-    """A run before its first step, from random real images of each class."""
-    inputs, targets = data.per_class(images_per_class, Generator().manual_seed(seed))
-    return Progress(distiller.init(inputs, targets, seed=seed))
+def start(
+    distiller: Distiller,
+    data: RealData,
+    images_per_class: int,
+    *,
+    seed: int = 0,
+    label: Callable[[Tensor], Tensor] | None = None,
+) -> Progress:
+    """A run before its first step, from random real images of each class, as many as the stored images have room for.
+
+    `label` gives them probabilities in place of their own targets.
+    """
+    examples = images_per_class * getattr(distiller, "tiles", 1) ** 2
+    inputs, targets = data.per_class(examples, Generator().manual_seed(seed))
+    return Progress(distiller.init(inputs, targets if label is None else label(inputs), seed=seed))
 
 
 def as_coreset(

@@ -12,16 +12,16 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from ..checks import on_simplex
 from ..inference.last_layer import LastLayerPosterior
 from ..networks import Network
+from ..tiles import pack, unpack
 from . import adam, pixels
 from .augment import Augmentation
-from .pool import PoolNetwork
+from .beginning import Bounds, check_bounds, learned_targets
+from .pool import PoolNetwork, Precision
 from .state import DivergedError, Info, Source, State
 
 PoolLoss = Literal["squared", "cross-entropy"]
-Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Variational:
     fit the squared error.
 
     Args:
-        network: makes a fresh classifier; or several such makers, one of which is drawn for every newborn.
+        network: makes a fresh classifier; or several such makers, one of which is drawn for every newborn, of the
+            kinds that the pool has fewest of.
         rho, gamma, beta: prior precision, likelihood precision and weight of the KL term for the coreset: only
             `rho * beta / gamma` matters to the mean, only `rho` to the size of the variance.
         weight: of the KL term in the loss over the full data; 1 is the free energy itself, whose prior is strong where n
@@ -62,6 +63,9 @@ class Variational:
         bounds: the lowest and the highest value of each channel, to which images are clamped after every step.
         compiled: runs the networks through `torch.compile`, channels last: on CPUs about twice as fast after a minute of
             compiling.
+        precision: of the networks' passes, `"float32"` or `"bf16"`; the closed form is in float64 in any case.
+        tiles: a stored image holds `tiles**2` examples, each with a target of its own (`synthetic.tiles`).
+        images_per_step: stored images that a step looks at and trains on, drawn evenly over all; all of them if not said.
     """
 
     network: Network | Sequence[Network]
@@ -84,6 +88,9 @@ class Variational:
     augmentation: Augmentation | None = None
     bounds: Bounds | None = None
     compiled: bool = False
+    precision: Precision = "float32"
+    tiles: int = 1
+    images_per_step: int | None = None
     name: ClassVar[str] = "vbpc"
 
     def __post_init__(self) -> None:
@@ -94,25 +101,37 @@ class Variational:
             )
         if self.pool_loss not in get_args(PoolLoss):
             raise ValueError(f"pool_loss must be one of {', '.join(get_args(PoolLoss))}, got {self.pool_loss!r}")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
         if self.bounds is not None:
-            _check_bounds(self.bounds)
+            check_bounds(self.bounds)
 
     def init(self, inputs: Tensor, targets: Tensor, *, seed: int = 0) -> State:
-        """The state before the first step: these examples, their targets centred and scaled, a pool of fresh networks."""
+        """The state before the first step: these examples, their targets centred and scaled, a pool of fresh networks.
+
+        Targets are class numbers or probabilities. With `tiles` the examples, neighbours together, are packed into images.
+        """
+        num_classes = self._num_classes(inputs)
+        learned = learned_targets(targets, num_classes, self.label_scale).to(inputs)
         begun = pixels.begin(inputs, targets, seed)
+        begun = replace(begun, inputs=pack(begun.inputs, self.tiles)) if self.tiles > 1 else begun
         generator = Generator().manual_seed(begun.generator().initial_seed() ^ 0x5EED)
         memory = adam.begin("inputs", begun.inputs)
-        kinds = []
+        kinds: list[int] = []
         for i in range(self.pool):
-            kinds.append(self._draw_kind(generator))
+            kinds.append(self._draw_kind(generator, kinds))
             memory |= self._newborn(i, generator, inputs, kinds[-1])
         memory["ages"] = torch.arange(self.pool) * self.max_age // self.pool
         memory |= {"kinds": torch.tensor(kinds)} if len(self._kinds) > 1 else {}
-        learned = self.label_scale * _centred(targets, self._num_classes(inputs)).to(inputs)
         return replace(begun, targets=learned, memory=memory | adam.begin("targets", learned))
 
     def step(self, state: State, source: Source) -> tuple[State, Info]:
         """One update of inputs and targets, and one of the network that was looked through."""
+        if len(state.targets) != len(state.inputs) * self.tiles**2:
+            raise ValueError(
+                f"tiles must be what the run began with: {self.tiles} makes {self.tiles**2} examples of an image, and the "
+                f"state has {len(state.inputs)} images and {len(state.targets)} targets"
+            )
         generator = state.generator()
         chosen = int(torch.randint(self.pool, (), generator=generator))
         with torch.random.fork_rng(devices=[]):
@@ -127,7 +146,8 @@ class Variational:
         """Targets are for squared error; `last_layer` is what `inference.by_last_layer` needs."""
         numbers = {name: getattr(self, name) for name in ("rho", "gamma", "beta")}
         fit = {"steps": self.fit_steps, "learning_rate": self.pool_lr}
-        return {"target_kind": "regression", "last_layer": numbers | fit}
+        tiles = {"tiles": self.tiles} if self.tiles > 1 else {}
+        return {"target_kind": "regression", "last_layer": numbers | fit, **tiles}
 
     def loss(self, features: Tensor, targets: Tensor, real: Tensor, labels: Tensor, n: int) -> tuple[Tensor, Info]:
         """The objective, by features of the coreset `(n, h)` and of real examples `(b, h)`; differentiable."""
@@ -145,16 +165,28 @@ class Variational:
         parameters = kind.parameters(state.memory[f"network.{chosen}"])
         real, labels = source.batch(self.batch, generator)
         inputs, targets = (value.detach().requires_grad_() for value in (state.inputs, state.targets))
-        seen, real = self._augmented(generator, inputs, real.to(inputs))
+        seen, of_seen = self._examples(inputs, targets, generator)
+        seen, real = self._augmented(generator, seen, real.to(inputs))
         features, real = kind.both_features(parameters, seen, real)
         try:
-            loss, info = self.loss(features, targets, real, labels.to(real.device), source.n)
+            loss, info = self.loss(features, of_seen, real, labels.to(real.device), source.n)
         except ValueError as error:
             raise self._diverged(state, str(error)) from error
         gradients = torch.autograd.grad(loss, (inputs, targets))
         if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
             raise self._diverged(state, "a gradient is NaN or infinite")
         return gradients, {"loss": float(loss.detach()), **info}
+
+    def _examples(self, inputs: Tensor, targets: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """What a step looks at: the examples in some or all of the images, and their targets."""
+        each, n, some = self.tiles**2, len(inputs), self.images_per_step
+        if some is not None and some < n:
+            edges = torch.arange(some + 1) * n // some  # one of each stretch, so that no class is left out
+            rows = (
+                (edges[:-1] + torch.rand(some, generator=generator) * (edges[1:] - edges[:-1])).long().to(inputs.device)
+            )
+            inputs, targets = inputs[rows], targets.unflatten(0, (n, each))[rows].flatten(0, 1)
+        return unpack(inputs, self.tiles) if self.tiles > 1 else inputs, targets
 
     def _move(self, state: State, gradients: tuple[Tensor, ...]) -> State:
         share = 1.0 if self.decay is None else min(1.0, state.step / self.decay)
@@ -178,7 +210,10 @@ class Variational:
         ages, memory = state.memory["ages"].clone(), dict(state.memory)
         ages[chosen] += 1
         if ages[chosen] >= self.max_age:
-            ages[chosen], kind = 0, self._draw_kind(generator)
+            others = (
+                [kind for i, kind in enumerate(memory["kinds"].tolist()) if i != chosen] if "kinds" in memory else []
+            )
+            ages[chosen], kind = 0, self._draw_kind(generator, others)
             memory |= self._newborn(chosen, generator, state.inputs, kind)
             if "kinds" in memory:
                 memory["kinds"] = memory["kinds"].index_fill(0, torch.tensor(chosen), kind)
@@ -189,11 +224,12 @@ class Variational:
     def _trained(self, state: State, chosen: int, generator: Generator) -> dict[str, Tensor]:
         name, kind = f"network.{chosen}", self._kind(state.memory, chosen)
         theta = state.memory[name].detach().requires_grad_()
-        (seen,) = self._augmented(generator, state.inputs)
+        seen, targets = self._examples(state.inputs, state.targets, generator)
+        (seen,) = self._augmented(generator, seen)
         outputs = kind.outputs(kind.parameters(theta), seen)
-        error = functional.mse_loss(outputs, state.targets)
+        error = functional.mse_loss(outputs, targets)
         if self.pool_loss == "cross-entropy":
-            error = functional.cross_entropy(outputs, state.targets.softmax(-1))
+            error = functional.cross_entropy(outputs, targets.softmax(-1))
         (gradient,) = torch.autograd.grad(error, theta)
         count = state.memory[f"{name}.count"] + 1
         moved, memory = adam.move(name, theta.detach(), gradient, state.memory, lr=self.pool_lr, count=int(count))
@@ -212,8 +248,13 @@ class Variational:
             raise ValueError(f"all networks must have the same number of outputs, got {outputs}")
         return outputs[0]
 
-    def _draw_kind(self, generator: Generator) -> int:
-        return int(torch.randint(len(self._kinds), (), generator=generator)) if len(self._kinds) > 1 else 0
+    def _draw_kind(self, generator: Generator, others: Sequence[int]) -> int:
+        """One of the kinds that the others in the pool have fewest of: at random alone, some would be missing for long."""
+        if len(self._kinds) == 1:
+            return 0
+        counts = torch.bincount(torch.tensor(others, dtype=torch.long), minlength=len(self._kinds))
+        fewest = (counts == counts.min()).nonzero().flatten()
+        return int(fewest[int(torch.randint(len(fewest), (), generator=generator))])
 
     def _kind(self, memory: dict[str, Tensor], chosen: int) -> PoolNetwork:
         """Of a network in the pool; `kinds` is remembered only where there are several."""
@@ -222,7 +263,7 @@ class Variational:
     @cached_property
     def _kinds(self) -> tuple[PoolNetwork, ...]:
         makers = (self.network,) if callable(self.network) else tuple(self.network)
-        return tuple(PoolNetwork(network, compiled=self.compiled) for network in makers)
+        return tuple(PoolNetwork(network, compiled=self.compiled, precision=self.precision) for network in makers)
 
     def _augmented(self, generator: Generator, *batches: Tensor) -> tuple[Tensor, ...]:
         if self.augmentation is None:
@@ -233,28 +274,3 @@ class Variational:
     def _diverged(self, state: State, why: str) -> DivergedError:
         lower = f"lower lr (now {self.lr:g}), label_lr (now {self.label_lr:g}) or pool_lr (now {self.pool_lr:g})"
         return DivergedError(f"step {state.step}: {why}: {lower}, and go on from before it")
-
-
-def _check_bounds(bounds: Bounds) -> None:
-    low, high = bounds if len(bounds) == 2 else ((), ())
-    if not low or len(low) != len(high) or not all(one < other for one, other in zip(low, high, strict=True)):
-        raise ValueError(
-            f"bounds must be the lowest and the highest value of each channel, as in ((-0.8,), (2.0,)), got {bounds!r}"
-        )
-
-
-def _centred(targets: Tensor, num_classes: int) -> Tensor:
-    """Class numbers or probabilities as vectors `(n, num_classes)` that sum to zero."""
-    if targets.ndim == 1 and not targets.is_floating_point():
-        if int(targets.min()) < 0 or int(targets.max()) >= num_classes:
-            found = f"{int(targets.min())}..{int(targets.max())}"
-            raise ValueError(
-                f"targets must be classes 0..{num_classes - 1}, which the network has outputs for, got {found}"
-            )
-        return functional.one_hot(targets.long(), num_classes).float() - 1 / num_classes
-    if targets.ndim != 2 or targets.shape[1] != num_classes or not on_simplex(targets):
-        raise ValueError(
-            f"targets must be class numbers (n,) or probabilities (n, {num_classes}), got {targets.dtype} "
-            f"{tuple(targets.shape)}"
-        )
-    return targets - 1 / num_classes

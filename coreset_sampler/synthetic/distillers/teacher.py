@@ -1,0 +1,73 @@
+"""A network trained on all real images, whose probabilities are the labels that a coreset's targets begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from ..networks import Network, fresh
+from ..per_image import changed
+from .real_data import RealData
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """How to train one: AdamW along one cycle, images shifted and mirrored, bf16.
+
+    Args:
+        network: its kind, as `networks` names them.
+        epochs, lr, batch: of its training.
+        mirror: mirrored images keep their class.
+    """
+
+    network: str = "convnet-batch:32-64-128"
+    epochs: int = 6
+    lr: float = 4e-3
+    batch: int = 128
+    mirror: bool = True
+
+
+def train_teacher(
+    plan: Teacher, make: Network, data: RealData, *, seed: int = 0, report: Callable[[str], None] | None = None
+) -> nn.Module:
+    """A network of this maker trained on all of `data`, in evaluation mode. The same seed gives the same."""
+    generator = Generator().manual_seed(seed)
+    model = fresh(make, generator).to(data.device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), plan.lr, weight_decay=0.02)
+    steps = plan.epochs * -(-data.n // plan.batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.lr, total_steps=steps)
+    changes = ("shift", "flip") if plan.mirror else ("shift",)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.default_generator.manual_seed(seed)  # dropout
+        for epoch in range(plan.epochs):
+            right = 0
+            for inputs, targets in data.epoch(plan.batch, generator):
+                outputs = _half(model, changed(inputs, changes, generator))
+                optimizer.zero_grad(set_to_none=True)
+                functional.cross_entropy(outputs, targets).backward()
+                optimizer.step()
+                schedule.step()
+                right += int((outputs.argmax(1) == (targets.argmax(1) if targets.ndim == 2 else targets)).sum())
+            if report is not None:
+                report(f"teacher, epoch {epoch + 1} of {plan.epochs}: accuracy {right / data.n:.1%} in training")
+    return model.eval()
+
+
+@torch.no_grad()
+def taught(plan: Teacher, model: nn.Module, inputs: Tensor) -> Tensor:
+    """The teacher's probabilities `(n, k)`, by the mean of its scores for an image and its mirror image."""
+    scores = [
+        (_half(model, part) + _half(model, part.flip(-1))) / 2 if plan.mirror else _half(model, part)
+        for part in inputs.split(250)
+    ]
+    return torch.cat(scores).softmax(-1)
+
+
+def _half(model: nn.Module, inputs: Tensor) -> Tensor:
+    with torch.autocast(inputs.device.type, torch.bfloat16):
+        outputs: Tensor = model(inputs)
+    return outputs.float()
