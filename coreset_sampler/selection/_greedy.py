@@ -25,9 +25,7 @@ LANES = 32
 SEGMENT = 1024
 SCRATCH_ROWS = 2048  # a group up to this size holds its own matrix: 16 MiB in float32
 
-ROUGH = (
-    2.0**-13
-)  # relative error of a rough gain: a segment of float32 terms in any order, at 2**-24 each, and half to spare
+ROUGH = 2.0**-13  # relative error of a rough gain: a segment of float32 terms, at 2**-24 each, and as much to spare
 
 NEAR = 256  # a candidate with at most this many entries left that count keeps them in a list
 
