@@ -68,7 +68,7 @@ class PretrainedSetting(Setting):
 
 
 TINY = dict(
-    similar=None, num_classes=200, n=20_000, n_test=10_000, test_split="valid", passes=6, trials=(dict(lr=0.05),)
+    similar=None, num_classes=200, n=20_000, n_test=10_000, test_split="validation", passes=6, trials=(dict(lr=0.05),)
 )
 PAIRS = dict(
     similar=(1, 0, 1), num_classes=3, n=20_000, n_test=9_824, pairs=True, passes=6, trials=(dict(lr=0.05),)
