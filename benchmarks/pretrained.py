@@ -3,6 +3,8 @@
     python benchmarks/pretrained.py table --data DIR --weights FILE --clock cpu --passes 3       # then 6 and 12
     python benchmarks/pretrained.py table --data DIR --weights FILE --clock cpu --passes 3 --setting by_class
     python benchmarks/pretrained.py table --data DIR --weights FILE --clock cpu --passes 3 --setting tuned_symmetric
+    python benchmarks/pretrained.py table --data TINY --weights FILE --clock cpu --setting tiny_symmetric    # tiny_by_class
+    python benchmarks/pretrained.py table --data SNLI --weights MINILM --clock cpu --setting pairs_symmetric # pairs_by_class
     python benchmarks/pretrained.py ablation --data DIR --weights FILE --passes 12 --setting by_class  # other exponents
 
 FILE holds timm's weights of EfficientNet-Lite0 (.safetensors); DIR is a folder or hub id that `datasets.load_dataset`
@@ -11,8 +13,12 @@ beside --results. Training is on the first 10,000; validation is on the 2,000 ot
 
     symmetric, by_class                 all but a head 1280-256-10 with BatchNorm and dropout is frozen
     tuned_symmetric, tuned_by_class     the last stage is fine-tuned, with a new head
+    tiny_symmetric, tiny_by_class       all 20,000 images of Tiny-ImageNet, 200 classes, a head as above
+    pairs_symmetric, pairs_by_class     20,000 pairs of SNLI: u, v, |u - v|, u * v of their sentences' frozen embeddings by
+                                        MINILM, a folder or hub id of a sentence encoder; a head as above
 
-`symmetric` noise puts any other class, `by_class` a similar one (cat for dog). Contestants differ in the strategy alone; the
+`symmetric` noise puts any other class, `by_class` a similar one (cat for dog; in Tiny-ImageNet that whose mean features are
+nearest; neutral for entailment and contradiction, entailment for neutral). Contestants differ in the strategy alone; the
 oracle never shows a wrong label. Figures: docs/results.md.
 """
 
@@ -29,15 +35,16 @@ from found import found, label_probability_now
 from harness import CLOCKS, Row, Setting, Study, main
 from image_training import as_it_is, cosine, load
 from oracle import oracle
+from pair_features import pair_features
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.functional import cross_entropy, interpolate, normalize
 from torch.utils.data import DataLoader, TensorDataset
 
 from coreset_sampler import CoresetSampler, PointMass, Trajectory, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
 FRACTION = 0.1
-SIMILAR = torch.tensor([8, 9, 0, 5, 7, 3, 4, 4, 0, 1])  # a ship for an aeroplane, a dog for a cat, ...
+CIFAR10 = (8, 9, 0, 5, 7, 3, 4, 4, 0, 1)  # a ship for an aeroplane, a dog for a cat, ...
 
 Splits = dict[str, tuple[Tensor, Tensor]]
 
@@ -47,6 +54,10 @@ class PretrainedSetting(Setting):
     """What a run needs."""
 
     by_class: bool  # wrong labels are those of a similar class
+    similar: tuple[int, ...] | None = CIFAR10  # of each class; None takes the one whose mean features are nearest
+    num_classes: int = 10
+    test_split: str = "test"
+    pairs: bool = False  # of sentences, not images
     tuned_stage: bool = False  # whether the last stage is trained too
     n: int = 10_000
     n_validation: int = 2_000
@@ -56,12 +67,22 @@ class PretrainedSetting(Setting):
     batch_size: int = 64
 
 
+TINY = dict(
+    similar=None, num_classes=200, n=20_000, n_test=10_000, test_split="validation", passes=6, trials=(dict(lr=0.05),)
+)
+PAIRS = dict(
+    similar=(1, 0, 1), num_classes=3, n=20_000, n_test=9_824, pairs=True, passes=6, trials=(dict(lr=0.05),)
+)  # entailment, neutral, contradiction
 HEAD, STAGE = dict(passes=12, trials=(dict(lr=0.05),)), dict(passes=6, tuned_stage=True, trials=(dict(lr=0.01),))
 SETTINGS = {
     "symmetric": PretrainedSetting(by_class=False, noises=(0.5, 0.0), **HEAD),
     "by_class": PretrainedSetting(by_class=True, noises=(0.4, 0.17), **HEAD),
     "tuned_symmetric": PretrainedSetting(by_class=False, noises=(0.5, 0.0), **STAGE),
     "tuned_by_class": PretrainedSetting(by_class=True, noises=(0.4,), **STAGE),
+    "tiny_symmetric": PretrainedSetting(by_class=False, noises=(0.5, 0.3, 0.0), **TINY),
+    "tiny_by_class": PretrainedSetting(by_class=True, noises=(0.4,), **TINY),
+    "pairs_symmetric": PretrainedSetting(by_class=False, noises=(0.3, 0.0), **PAIRS),
+    "pairs_by_class": PretrainedSetting(by_class=True, noises=(0.3,), **PAIRS),
 }
 
 
@@ -88,18 +109,30 @@ def cut(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 @cache
 def features(
-    data: str, weights: str | None, folder: Path, sizes: tuple[int, int], img_size: int, stage: bool
+    data: str,
+    weights: str | None,
+    folder: Path,
+    sizes: tuple[int, int],
+    img_size: int,
+    stage: bool,
+    test_split: str = "test",
+    pairs: bool = False,
 ) -> Splits:
     """What the part in training receives, and labels, of so many training and test images; from a file if it is there."""
     names = Path(data).name, Path(weights).stem if weights else "random", *map(str, (*sizes, img_size))
     file = folder / f"features_{'-'.join(names)}{'-stage' * stage}.pt"
     if file.exists():
         return torch.load(file, weights_only=True)
+    if pairs:
+        assert weights is not None
+        found = {name: pair_features(data, weights, name, n) for name, n in zip(("train", "test"), sizes, strict=True)}
+        torch.save(found, file)
+        return found
     model = network(weights)
     model = (cut(model)[0] if stage else model).eval()
     found = {}
     for split, n in zip(("train", "test"), sizes, strict=True):
-        pixels, labels = load(data, split, "RGB")
+        pixels, labels = load(data, "train" if split == "train" else test_split, "RGB")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
         order = order[:n] if split == "train" else order[-n:]  # the first test images were seen when rules were made
         parts = [embed(model, part, img_size) for part in pixels[order].split(100)]
@@ -116,22 +149,37 @@ def embed(model: nn.Module, pixels: Tensor, size: int) -> Tensor:
     return model(interpolate(images, (size, size), mode="bicubic", align_corners=False))
 
 
-def noisy(labels: Tensor, share: float, seed: int, *, by_class: bool) -> Tensor:
-    """The labels, some of them wrong."""
-    if not by_class:
-        return inject_label_noise(labels, share, seed=seed, num_classes=len(SIMILAR))
+def similar_classes(x: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """`(num_classes,)` for each class the other one whose mean features point the most alike."""
+    sums = torch.zeros(num_classes, x.shape[1]).index_add_(0, labels, x)
+    means = sums / labels.bincount(minlength=num_classes).clamp(min=1)[:, None]
+    directions = normalize(means - means.mean(0))
+    return (directions @ directions.T).fill_diagonal_(-2).argmax(1)
+
+
+def noisy(labels: Tensor, share: float, seed: int, *, similar: Tensor | None, num_classes: int) -> Tensor:
+    """The labels, some of them wrong: those of a `similar` class `(num_classes,)`, or of any other."""
+    if similar is None:
+        return inject_label_noise(labels, share, seed=seed, num_classes=num_classes)
     flip = torch.rand(len(labels), generator=torch.Generator().manual_seed(seed)) < share
-    return torch.where(flip, SIMILAR[labels], labels)
+    return torch.where(flip, similar[labels], labels)
 
 
 def part_in_training(setting: PretrainedSetting, weights: str | None, width: int) -> nn.Module:
     """A head, or the last stage with its pretrained weights and a linear head."""
     if setting.tuned_stage:
-        return nn.Sequential(cut(network(weights))[1], nn.Dropout(0.2), nn.Linear(1280, len(SIMILAR)))
+        return nn.Sequential(cut(network(weights))[1], nn.Dropout(0.2), nn.Linear(1280, setting.num_classes))
     return nn.Sequential(
         nn.Linear(width, setting.hidden), nn.BatchNorm1d(setting.hidden), nn.ReLU(), nn.Dropout(0.5),
-        nn.Linear(setting.hidden, len(SIMILAR)),
+        nn.Linear(setting.hidden, setting.num_classes),
     )  # fmt: skip
+
+
+def similar_of(setting: PretrainedSetting, x: Tensor, clean: Tensor) -> Tensor | None:
+    """The class that each is taken for; None where it is any."""
+    if not setting.by_class:
+        return None
+    return torch.tensor(setting.similar) if setting.similar else similar_classes(x, clean, setting.num_classes)
 
 
 def fraction_of(job: Row) -> float:
@@ -143,10 +191,17 @@ def train(job: Row, args: argparse.Namespace) -> Row:
     torch.set_num_threads(args.threads)
     setting = SETTINGS[job["setting"]]
     sizes = setting.n + setting.n_validation, setting.n_test
-    splits = features(args.data, args.weights, args.results.parent, sizes, setting.img_size, setting.tuned_stage)
-    x, clean = (part[: setting.n] for part in splits["train"])
-    held_out = splits["test"] if job["on"] == "test" else tuple(part[setting.n :] for part in splits["train"])
-    labels = noisy(clean, job["noise"], job["seed"], by_class=setting.by_class)
+    splits = features(
+        args.data, args.weights, args.results.parent, sizes, setting.img_size, setting.tuned_stage,
+        setting.test_split, setting.pairs,
+    )  # fmt: skip
+    there = len(splits["train"][1])  # where these are fewer, validation images are taken from those of the training
+    n = setting.n if job["on"] == "test" else min(setting.n, there - setting.n_validation)
+    x, clean = (part[:n] for part in splits["train"])
+    held_out = splits["test"] if job["on"] == "test" else tuple(part[n:] for part in splits["train"])
+    labels = noisy(
+        clean, job["noise"], job["seed"], similar=similar_of(setting, x, clean), num_classes=setting.num_classes
+    )
     torch.manual_seed(job["seed"])
     model = part_in_training(setting, args.weights, x.shape[1])
     strategy = STRATEGIES[job["strategy"]]

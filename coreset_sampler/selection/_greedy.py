@@ -4,7 +4,8 @@ Every path sums in float64 and in one order, so that all of them see the same nu
 lane `i % LANES` of segment `i // SEGMENT`; lanes add up step by step within a segment, segments one after the
 other, and the lanes by halving. A sum in a fixed order never grows when one of its terms shrinks, rounding
 included. So a gain computed earlier bounds today's exactly, and lazy evaluation picks what evaluating every
-candidate would, ties and all.
+candidate would, ties and all. Most candidates need no exact gain: a rough one in the matrix's own precision is
+right to a part in `1 / ROUGH`, in whatever order it is summed, which sends them down the heap or makes them the pick.
 
 The kernels release the GIL and start no threads of their own: callers split rows or groups over plain Python
 threads, which survives `fork` and concurrent callers, as numba's thread pools do not. They share one file because
@@ -23,6 +24,8 @@ from numba import njit
 LANES = 32
 SEGMENT = 1024
 SCRATCH_ROWS = 2048  # a group up to this size holds its own matrix: 16 MiB in float32
+
+ROUGH = 2.0**-13  # relative error of a rough gain: a segment of float32 terms, at 2**-24 each, and as much to spare
 
 NEAR = 256  # a candidate with at most this many entries left that count keeps them in a list
 
@@ -166,68 +169,77 @@ def first_pick(rows, sums):
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
-def cost_with(row, least):
-    """The covering cost once the candidate with this row joins: sum of min(least, row), in any fast order."""
-    cost = 0.0
-    for i in range(row.shape[0]):
-        new, old = row[i], least[i]
-        cost += np.float64(new if new < old else old)
-    return cost
+def rough_gain(flat, begin, least):
+    """`gain` of the candidate whose row begins there, from above: between the exact one and `1 + 2 * ROUGH` times that."""
+    n = np.uint64(least.shape[0])
+    every, begin = 0.0, np.uint64(begin)
+    for start in range(np.uint64(0), n, np.uint64(SEGMENT)):
+        part = least.dtype.type(0)
+        for i in range(start, min(n, start + np.uint64(SEGMENT))):
+            less = least[i] - flat[begin + i]
+            part += less if less > 0 else least.dtype.type(0)
+        every += np.float64(part)
+    return every * (1 + ROUGH)
 
 
 @njit(nogil=True, cache=True)
-def margin(least):
-    """The covering cost, and more than the rounding of two sums of as many terms that are no larger."""
-    cost = cost_with(least, least)
-    return cost, cost * least.shape[0] * 2.0**-50
+def placed(rows, j, buffer):
+    """Row `j` as an array and where in it the row begins; computed into `buffer` where the matrix is not in memory."""
+    if rows.stride > 0:
+        return rows.flat, j * rows.stride
+    distances_to(rows.points, j, buffer)
+    return buffer, 0
 
 
 @njit(nogil=True, cache=True)
 def row_bounds(rows, begin, end, least, out):
     """Upper bounds on the gains of candidates `begin:end`, tight up to rounding, into `out`."""
     buffer = buffer_for(rows)
-    cost, slack = margin(least)
     for j in range(begin, end):
-        out[j] = cost - cost_with(row_of(rows, j, buffer), least) + slack
+        flat, at = placed(rows, j, buffer)
+        out[j] = rough_gain(flat, at, least)
 
 
 @njit(nogil=True, cache=True)
-def sift(heap, length, top, bounds):
-    """Restores the heap below `top`: the highest bound first, among equals the lowest index."""
-    item = heap[top]
+def sift(keys, heap, length, top):
+    """Restores the heap below `top`: the highest key first, among equals the lowest index."""
+    key, item = keys[top], heap[top]
     while True:
         child = 2 * top + 1
         if child >= length:
             break
-        left, right = heap[child], heap[min(child + 1, length - 1)]
-        if bounds[right] > bounds[left] or (bounds[right] == bounds[left] and right < left):
+        if child + 1 < length and (
+            keys[child + 1] > keys[child] or (keys[child + 1] == keys[child] and heap[child + 1] < heap[child])
+        ):
             child += 1
-            left = right
-        if bounds[item] > bounds[left] or (bounds[item] == bounds[left] and item < left):
+        if key > keys[child] or (key == keys[child] and item < heap[child]):
             break
-        heap[top] = left
+        keys[top], heap[top] = keys[child], heap[child]
         top = child
-    heap[top] = item
+    keys[top], heap[top] = key, item
 
 
 @njit(nogil=True, cache=True)
-def near(row, least, flags, where, what):
+def near(flat, begin, least, flags, where, what):
     """Lists the entries with row < least in `where` and `what`; their number, or -1 if they do not fit."""
-    found = 0
+    found, n = 0, least.shape[0]
     eights = flags.view(np.uint64)
-    for start in range(0, row.shape[0], SEGMENT):
-        new, old = row[start : start + SEGMENT], least[start : start + SEGMENT]
-        flags[new.shape[0] :] = 0
-        for k in range(new.shape[0]):  # vectorises, unlike the copying below; most flags are 0
+    for start in range(0, n, SEGMENT):
+        width = min(SEGMENT, n - start)
+        new, old = flat[begin + start : begin + start + width], least[start : start + width]
+        flags[width:] = 0
+        for k in range(width):  # vectorises, unlike the copying below; most flags are 0
             flags[k] = np.uint8(new[k] < old[k])
-        for block in range((new.shape[0] + 7) // 8):
-            if eights[block] != 0:
-                for k in range(8 * block, 8 * block + 8):
-                    if flags[k]:
-                        if found == where.shape[0]:
-                            return -1
-                        where[found], what[found] = start + k, new[k]
-                        found += 1
+        for block in range((width + 7) // 8):
+            left = eights[block]
+            while left != 0:
+                lowest = left & (~left + np.uint64(1))
+                k = 8 * block + np.int64((lowest * np.uint64(0x0001020304050607)) >> np.uint64(56))
+                if found == where.shape[0]:
+                    return -1
+                where[found], what[found] = start + k, new[k]
+                found += 1
+                left ^= lowest
     return found
 
 
@@ -256,28 +268,37 @@ def near_gain(where, what, found, least, lanes, part):
 
 @njit(nogil=True, cache=True)
 def heap_without(first, bounds):
-    """All candidates but the first pick as a heap by `bounds`."""
+    """All candidates but the first pick as a heap by `bounds`: keys, and whose they are."""
     n = bounds.shape[0]
-    heap = np.empty(n, np.int64)
+    keys, heap = np.empty(n), np.empty(n, np.int64)
     length = 0
     for j in range(n):
         if j != first:
-            heap[length] = j
+            keys[length], heap[length] = bounds[j], j
             length += 1
     for top in range(length // 2 - 1, -1, -1):
-        sift(heap, length, top, bounds)
-    return heap
+        sift(keys, heap, length, top)
+    return keys, heap
 
 
 @njit(nogil=True, cache=True)
-def join(row, count, least, nearest):
+def certain(keys, length):
+    """Whether the first of the heap, whose key is a rough gain of today, gains more than any other can."""
+    second = keys[1] if length > 1 else -1.0
+    third = keys[2] if length > 2 else -1.0
+    return keys[0] * (1 - 2 * ROUGH) > max(second, third)
+
+
+@njit(nogil=True, cache=True)
+def join(flat, begin, count, least, nearest):
     """Makes a candidate pick number `count`; how many rows are nearer to it than to any pick before."""
-    moved = 0
-    for i in range(row.shape[0]):
-        if row[i] < least[i]:
-            least[i] = row[i]
-            nearest[i] = count
-            moved += 1
+    moved, begin = 0, np.uint64(begin)
+    for i in range(np.uint64(least.shape[0])):
+        new, old = flat[begin + i], least[i]
+        nearer = new < old
+        least[i] = new if nearer else old
+        nearest[i] = count if nearer else nearest[i]
+        moved += nearer
     return moved
 
 
@@ -295,49 +316,52 @@ def join_listed(where, what, found, count, least, nearest):
 def lazy(rows, first, least, bounds, picks, weights):
     """Fills `picks` and `weights` `(size,)`, given the first pick, its row and bounds on every gain over it.
 
-    The candidate with the highest bound is looked at again until that bound is its gain of today: first by a
-    rough sum, which mostly suffices to send it down, then by the exact one. An entry that adds nothing to a
-    gain never will again, so a candidate with few that do keeps a list of them, and its row is not read any
-    more. An example belongs to the earliest of its nearest picks. Returns the covering cost, how many rows
-    were read and how many gains were brought up to date.
+    The candidate with the highest bound is looked at again until it is the pick for certain: by a rough gain of
+    today, which mostly sends it down or puts it ahead of all other bounds, else by the exact one. An entry that
+    adds nothing to a gain never will again, so a candidate with few that do keeps a list of them, and its row is
+    not read any more. An example belongs to the earliest of its nearest picks. Returns the covering cost, how
+    many rows were read and how many gains were brought up to date.
     """
     n, size, roughly, exactly = rows.n, picks.shape[0], 0, 1
     lanes, part, buffer = np.empty(LANES), np.empty(LANES), buffer_for(rows)
-    nearest, found = np.zeros(n, np.int64), np.full(n, -1, np.int64)
+    nearest, found = np.zeros(n, np.int32), np.full(n, -1, np.int64)
     known = np.full(n, 2, np.int64)  # bound j is that of pick known[j] // 2, rough or exact
     room = min(NEAR, n // 32) if rows.stride == 0 or n > SCRATCH_ROWS else 0  # short rows are as fast as lists
     where, what, flags = np.empty((n, room), np.int32), np.empty((n, room), least.dtype), np.empty(SEGMENT, np.uint8)
-    heap, length, read, computed, moved = heap_without(first, bounds), n - 1, 0, 0, n
+    keys, heap = heap_without(first, bounds)
+    length, read, computed, moved = n - 1, 0, 0, n
     picks[0] = first
     for count in range(1, size):
-        cost, slack = margin(least)
-        while known[heap[0]] < 2 * count + exactly and bounds[heap[0]] > 0:
+        while keys[0] > 0:
             j = heap[0]
+            if known[j] == 2 * count + exactly or (known[j] == 2 * count + roughly and certain(keys, length)):
+                break
             if found[j] >= 0:
-                bounds[j], found[j] = near_gain(where[j], what[j], found[j], least, lanes, part)
+                keys[0], found[j] = near_gain(where[j], what[j], found[j], least, lanes, part)
                 known[j] = 2 * count + exactly
                 computed += 1
             elif known[j] == 2 * count + roughly:
-                bounds[j] = gain(row_of(rows, j, buffer), least, lanes, part)
+                keys[0] = gain(row_of(rows, j, buffer), least, lanes, part)
                 known[j] = 2 * count + exactly
             else:
-                row = row_of(rows, j, buffer)
-                bounds[j] = min(bounds[j], cost - cost_with(row, least) + slack)
+                flat, at = placed(rows, j, buffer)
+                keys[0] = min(keys[0], rough_gain(flat, at, least))
                 known[j] = 2 * count + roughly
                 if moved <= 2 * room:  # candidates near the top have about as many entries as the last pick
-                    found[j] = near(row, least, flags, where[j], what[j])
+                    found[j] = near(flat, at, least, flags, where[j], what[j])
                 computed += 1
                 read += 1
-            sift(heap, length, 0, bounds)
+            sift(keys, heap, length, 0)
         j = picks[count] = heap[0]
         if found[j] < 0:
-            moved = join(row_of(rows, j, buffer), count, least, nearest)
+            flat, at = placed(rows, j, buffer)
+            moved = join(flat, at, np.int32(count), least, nearest)
             read += 1
         else:
             moved = join_listed(where[j], what[j], found[j], count, least, nearest)
         length -= 1
-        heap[0] = heap[length]
-        sift(heap, length, 0, bounds)
+        keys[0], heap[0] = keys[length], heap[length]
+        sift(keys, heap, length, 0)
     weights[:] = 0
     for i in range(n):
         weights[nearest[i]] += 1

@@ -8,7 +8,8 @@ import make_results
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUOTED = ["README.md", "recipes/README.md", *(str(file.relative_to(ROOT)) for file in (ROOT / "recipes").glob("*.py"))]
+SCRIPTS = [file for folder in ("recipes", "benchmarks") for file in sorted((ROOT / folder).glob("*.py"))]
+QUOTED = ["README.md", "recipes/README.md", *(str(file.relative_to(ROOT)) for file in SCRIPTS)]
 FIGURE = re.compile(r"\d\.\d{3} ± \d\.\d{3}")
 
 

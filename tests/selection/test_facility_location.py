@@ -112,13 +112,40 @@ def test_a_gain_from_a_list_equals_the_gain_from_the_row_bit_for_bit() -> None:
     row, least = rng.random(5000), rng.random(5000) * 0.1
     lanes, part, flags = np.empty(32), np.empty(32), np.empty(1024, np.uint8)
     where, what = np.empty(5000, np.int32), np.empty(5000)
-    found = _greedy.near(row, least, flags, where, what)
+    found = _greedy.near(row, 0, least, flags, where, what)
     assert where[:found].tolist() == np.flatnonzero(row < least).tolist()
     for shrink in (1.0, 0.5, 0.1):
         expected = _greedy.gain(row, least * shrink, lanes, part)
         again, found = _greedy.near_gain(where, what, found, least * shrink, lanes, part)
         assert again == expected
-    assert _greedy.near(row, least, flags, where[:10], what[:10]) == -1
+    assert _greedy.near(row, 0, least, flags, where[:10], what[:10]) == -1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 31, 1024, 5000])
+def test_a_rough_gain_is_above_the_exact_one_and_within_the_error_that_a_pick_relies_on(n: int, dtype: type) -> None:
+    rng = np.random.default_rng(n)
+    lanes, part = np.empty(32), np.empty(32)
+    for scale in (1e-30, 1e-3, 1.0, 1e6):
+        row = np.concatenate([np.zeros(7), rng.random(n) ** 4 * scale]).astype(dtype)
+        least = (rng.random(n) * scale).astype(dtype)
+        exact, rough = _greedy.gain(row[7:], least, lanes, part), _greedy.rough_gain(row, 7, least)
+        assert exact <= rough
+        assert rough * (1 - 2 * _greedy.ROUGH) <= exact
+    assert _greedy.rough_gain(row, 7, np.zeros(n, dtype)) == 0
+
+
+def test_gains_that_differ_by_less_than_a_rough_one_can_tell_are_compared_exactly() -> None:
+    apart = 3e-6  # each candidate covers its own neighbour a little better than the one before: the last is the best
+    n, far = 40, 100.0
+    distances = symmetric(torch.full((2 * n + 1, 2 * n + 1), far, dtype=torch.float64))
+    for k in range(n):
+        distances[k, n + k] = distances[n + k, k] = 50 - k * apart
+    distances[2 * n, :] = distances[:, 2 * n] = 90.0
+    distances[2 * n, 2 * n] = 0
+    picks = facility_location(distances, 6).indices.tolist()
+    assert picks == brute_force(distances, 6)[0]
+    assert picks[1:] == [n - 1, n - 2, n - 3, n - 4, n - 5]
 
 
 def test_greedy_is_within_one_minus_one_over_e_of_the_best_decrease() -> None:
