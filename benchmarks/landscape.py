@@ -2,6 +2,7 @@
 
     python benchmarks/landscape.py                          # scikit-learn's digits, half a minute
     python benchmarks/landscape.py --data DIR --n 3000      # Fashion-MNIST, CIFAR-10: a folder or hub id of images
+    python benchmarks/landscape.py --data DIR --n 50000 --checkpoint FILE --noise 0.5 --seeds 3     # the paper's ResNet-20
 
 A small BatchNorm network trains on all examples; after --epochs of it each contestant selects a tenth of them, and what
 the weighted tenth says is compared with what all of them say, for the network in eval mode:
@@ -13,7 +14,9 @@ the weighted tenth says is compared with what all of them say, for the network i
                 moves, for random d with each filter as long as the network's own (Li et al. 2018): its shape
     level       L_S(w) / L(w) - 1, with its sign: how much too high or low the loss itself is
 
-Each is the mean over --seeds networks, ± standard deviation; 0 is perfect.
+Each is the mean over --seeds networks, ± standard deviation; 0 is perfect. With --checkpoint, which `cifar10.py run` keeps
+beside its results, the network is that of the file, its data are --n of those that it was trained on, wrong labels included,
+the pools are the paper's (500, 128 kept), and --seeds are selections of the one network.
 
 Measured (`--n 1000 --seeds 3 --epochs 1 5`, digits, clean labels, a minute of one core):
 
@@ -33,13 +36,16 @@ Their loss itself is 17 to 34 % too low, perhaps because what is kept is the mid
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from harness import spread
+from origin import origin
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -47,17 +53,20 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from coreset_sampler import Coreset, CoresetSampler, SphericalGaussian, strategies
+from coreset_sampler.selection.testing import inject_label_noise
+from coreset_sampler.selection.types import Strategy
 
 FRACTION, SCALE, BATCH_SIZE, LEARNING_RATE = 0.1, 0.1, 64, 0.05
 POOLS = dict(pool_size=200, keep=20)
-STRATEGIES = {
-    "uniform": strategies.Uniform(),
-    "crest": strategies.Crest(**POOLS),
-    "stable": strategies.Stable(posterior=SphericalGaussian(SCALE, "norm"), draws=4, **POOLS),
-}
 COLOURS = {"uniform": "#888888", "crest": "#d98a2b", "stable": "#2b6cb0"}
 VECTORS, DIRECTIONS, STEPS = 4, 4, torch.linspace(-1, 1, 13)
 Weights = dict[str, Tensor]
+Errors = dict[str, dict[str, float]]
+
+
+def contestants(pools: dict[str, int]) -> dict[str, Strategy]:
+    stable = strategies.Stable(posterior=SphericalGaussian(SCALE, "norm"), draws=4, **pools)
+    return {"uniform": strategies.Uniform(), "crest": strategies.Crest(**pools), "stable": stable}
 
 
 def load(data: str | None, n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -99,6 +108,14 @@ def trained(data: TensorDataset, epochs: int, seed: int) -> nn.Module:
             cross_entropy(model(x), y).backward()
             optimizer.step()
     return model.eval()
+
+
+class Seen(NamedTuple):
+    """Losses `(steps,)` along each direction, the gradient at each place, the Hessian times each vector."""
+
+    lines: list[Tensor]
+    slopes: list[Tensor]
+    bends: list[Tensor]
 
 
 class Loss:
@@ -170,40 +187,55 @@ def apart(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-def compare(data: TensorDataset, epochs: int, seed: int) -> tuple[dict[str, dict[str, float]], dict[str, list[Tensor]]]:
-    """Contestant -> its five errors; and the losses along each direction, of all examples and of each contestant."""
-    model, generator = trained(data, epochs, seed), torch.Generator().manual_seed(seed)
-    weights = {name: value.detach() for name, value in model.named_parameters()}
-    vectors = [torch.randn(sum(v.numel() for v in weights.values()), generator=generator) for _ in range(VECTORS)]
-    directions = [filter_normalised(weights, generator) for _ in range(DIRECTIONS)]
-    around = [noisy(model, weights, generator) for _ in range(VECTORS)]
-    samplers = {
-        name: CoresetSampler(data, model, fraction=FRACTION, strategy=strategy, seed=seed, progress=False)
-        for name, strategy in STRATEGIES.items()
-    }
-    losses = {"all": Loss(model, data)} | {n: Loss(model, data, s.select()) for n, s in samplers.items()}
-    lines = {
-        name: [torch.tensor([loss(moved(weights, d, a)) for a in STEPS.tolist()]) for d in directions]
-        for name, loss in losses.items()
-    }
-    slopes = {name: [loss.gradient(w) for w in (weights, *around)] for name, loss in losses.items()}
-    bends = {name: loss.curvature(weights, vectors) for name, loss in losses.items()}
-    centre = len(STEPS) // 2
-    rises = {name: torch.stack([line - line[centre] for line in found]) for name, found in lines.items()}
-    errors = {
-        name: {
-            "gradient": apart(slopes[name][0], slopes["all"][0]),
-            "around": statistics.mean(apart(*pair) for pair in zip(slopes[name][1:], slopes["all"][1:], strict=True)),
-            "Hessian": statistics.mean(apart(*pair) for pair in zip(bends[name], bends["all"], strict=True)),
-            "loss": apart(rises[name], rises["all"]),
-            "level": losses[name](weights) / losses["all"](weights) - 1,
+class Landscape:
+    """The loss of all examples around the weights of a network, to which those of coresets are compared."""
+
+    def __init__(self, model: nn.Module, data: TensorDataset, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.model, self.data = model, data
+        self.weights = {name: value.detach() for name, value in model.named_parameters()}
+        n = sum(value.numel() for value in self.weights.values())
+        self.vectors = [torch.randn(n, generator=generator) for _ in range(VECTORS)]
+        self.directions = [filter_normalised(self.weights, generator) for _ in range(DIRECTIONS)]
+        self.places = [self.weights, *(noisy(model, self.weights, generator) for _ in range(VECTORS))]
+        self.whole = self.seen_by(None)
+
+    def seen_by(self, coreset: Coreset | None) -> Seen:
+        """What a weighted set of the examples, or all of them, says."""
+        loss = Loss(self.model, self.data, coreset)
+        lines = [
+            torch.tensor([loss(moved(self.weights, d, a)) for a in STEPS.tolist()])
+            for d in tqdm(self.directions, "directions", leave=False)
+        ]
+        slopes = [loss.gradient(place) for place in tqdm(self.places, "gradients", leave=False)]
+        return Seen(lines, slopes, loss.curvature(self.weights, self.vectors))
+
+    def errors(self, coreset: Coreset) -> tuple[dict[str, float], list[Tensor]]:
+        """The five errors of a coreset, and its losses along each direction."""
+        seen, whole, centre = self.seen_by(coreset), self.whole, len(STEPS) // 2
+        rises, wanted = (torch.stack([line - line[centre] for line in of.lines]) for of in (seen, whole))
+        pairs = zip(seen.slopes[1:], whole.slopes[1:], strict=True)
+        errors = {
+            "gradient": apart(seen.slopes[0], whole.slopes[0]),
+            "around": statistics.mean(apart(*pair) for pair in pairs),
+            "Hessian": statistics.mean(apart(*pair) for pair in zip(seen.bends, whole.bends, strict=True)),
+            "loss": apart(rises, wanted),
+            "level": float(seen.lines[0][centre] / whole.lines[0][centre] - 1),
         }
-        for name in STRATEGIES
-    }
-    return errors, lines
+        return errors, seen.lines
+
+    def compare(self, pools: dict[str, int], seed: int) -> tuple[Errors, dict[str, list[Tensor]]]:
+        """Contestant -> its five errors; and the losses along each direction, of all examples and of each contestant."""
+        errors, lines = {}, {"all": self.whole.lines}
+        for name, strategy in contestants(pools).items():
+            sampler = CoresetSampler(
+                self.data, self.model, fraction=FRACTION, strategy=strategy, seed=seed, progress=False, watch=False
+            )
+            errors[name], lines[name] = self.errors(sampler.select())
+        return errors, lines
 
 
-def draw(lines: dict[str, list[Tensor]], errors: list[dict[str, dict[str, float]]], path: Path, title: str) -> None:
+def draw(lines: dict[str, list[Tensor]], errors: list[Errors], path: Path, title: str) -> None:
     """The losses along the first two directions, and the errors as bars with their standard deviation."""
     import matplotlib
 
@@ -232,6 +264,45 @@ def draw(lines: dict[str, list[Tensor]], errors: list[dict[str, dict[str, float]
     figure.savefig(path, dpi=130)
 
 
+def from_checkpoint(args: argparse.Namespace) -> tuple[Landscape, int]:
+    """Of the network of a run of `cifar10.py`, and after how many epochs it was."""
+    import cifar10
+    import image_training
+
+    saved = torch.load(args.checkpoint, weights_only=True, map_location="cpu")
+    setting = cifar10.SETTINGS["paper"]
+    model = setting.network()
+    model.load_state_dict(saved["model"])
+    job = dict(seed=saved["sampler"]["seed"], on="test")
+    pixels, labels, _ = image_training.data_of(job, args, setting)
+    labels = inject_label_noise(labels, args.noise, seed=job["seed"])
+    if not torch.equal(labels, saved["sampler"]["labels"]):
+        raise SystemExit(
+            f"--noise {args.noise} and --data {args.data} do not give the labels that {args.checkpoint} saw"
+        )
+    x, y = image_training.Images(pixels, labels, setting).__getitems__(list(range(min(args.n, len(labels)))))
+    return Landscape(model.eval(), TensorDataset(x, y), 0), saved["epoch"]
+
+
+def report(args: argparse.Namespace, epochs: int, found: list[tuple[Errors, dict[str, list[Tensor]]]]) -> None:
+    """A line of the table for each contestant, a record for each and seed, and a picture of the last seed."""
+    errors = [one for one, _ in found]
+    for name in COLOURS:
+        cells = [spread([one[name][kind] for one in errors]) for kind in errors[0][name]]
+        print(f"| {epochs} | {name} | {' | '.join(cells)} |", flush=True)
+    if args.results:
+        args.results.parent.mkdir(parents=True, exist_ok=True)
+        with args.results.open("a") as file:
+            for seed, one in enumerate(errors):
+                for name, figures in one.items():
+                    what = dict(
+                        network="paper" if args.checkpoint else "small", noise=args.noise, n=args.n, epochs=epochs
+                    )
+                    file.write(json.dumps(what | dict(strategy=name, seed=seed) | figures | origin()) + "\n")
+    where = args.picture.with_stem(f"{args.picture.stem}-{epochs}")
+    draw(found[-1][1], errors, where, f"{FRACTION:.0%} of {args.n} examples after {epochs} epochs, n = {args.seeds}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -241,22 +312,27 @@ def main() -> None:
     parser.add_argument(
         "--epochs", type=int, nargs="+", default=[1, 5, 20], help="when to draw it (default: %(default)s)"
     )
+    parser.add_argument("--checkpoint", type=Path, help="of a run of cifar10.py --setting paper; instead of --epochs")
+    parser.add_argument("--noise", type=float, default=0.0, help="share of wrong labels in that run (default: 0)")
     parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--results", type=Path, help="file of JSON lines to add a record for each error to")
     parser.add_argument("--picture", type=Path, default=Path("runs/landscape.png"), help="default: %(default)s")
     args = parser.parse_args()
+    if args.checkpoint and not args.data:
+        parser.error("--checkpoint needs --data, the images that the run was trained on")
     torch.set_num_threads(1)
     print("| epochs | sampler | gradient | around | Hessian | loss | level |\n" + "|---" * 7 + "|")
-    for epochs in args.epochs:
-        errors = []
+    if args.checkpoint:
+        landscape, epochs = from_checkpoint(args)
+        seeds = tqdm(range(args.seeds), "selections", leave=False)
+        report(args, epochs, [landscape.compare(dict(pool_size=500, keep=128), seed) for seed in seeds])
+    for epochs in () if args.checkpoint else args.epochs:
+        found = []
         for seed in tqdm(range(args.seeds), f"{epochs} epochs", leave=False):
-            found, lines = compare(TensorDataset(*load(args.data, args.n, seed)), epochs, seed)
-            errors.append(found)
-        for name in STRATEGIES:
-            cells = [spread([found[name][kind] for found in errors]) for kind in errors[0][name]]
-            print(f"| {epochs} | {name} | {' | '.join(cells)} |", flush=True)
-        where = args.picture.with_stem(f"{args.picture.stem}-{epochs}")
-        draw(lines, errors, where, f"{FRACTION:.0%} of {args.n} examples after {epochs} epochs, n = {args.seeds}")
-    print(f"\nn = {args.seeds} networks, mean ± standard deviation; pictures: {args.picture.with_stem('landscape-*')}")
+            data = TensorDataset(*load(args.data, args.n, seed))
+            found.append(Landscape(trained(data, epochs, seed), data, seed).compare(POOLS, seed))
+        report(args, epochs, found)
+    print(f"\nn = {args.seeds}, mean ± standard deviation; pictures: {args.picture.with_stem('landscape-*')}")
 
 
 if __name__ == "__main__":
