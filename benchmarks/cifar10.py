@@ -99,8 +99,9 @@ SETTINGS = {
 }  # fmt: skip
 # So few images, as they are, that the same net has learned all wrong labels by heart at the end.
 SETTINGS["few"] = replace(
-    SETTINGS["cpu"], n=4_000, noises=(0.4,), passes=25, shift=None, lengths=(3, 6, 12, 25, 50), tuned={}
-)
+    SETTINGS["cpu"], n=4_000, noises=(0.4,), passes=25, shift=None, lengths=(3, 6, 12, 25, 50),
+    tuned={(0.4, name): SLOWER for name in ("uniform", "crest", "full", "loss_pruning")},
+)  # fmt: skip
 # Images as they are: the curve of full data is flat from about ten passes on.
 SETTINGS["flat"] = replace(SETTINGS["cpu"], noises=(0.0,), passes=25, shift=None, lengths=(6, 12, 25, 50), tuned={})
 
