@@ -15,11 +15,13 @@ from .selection.weighted import WeightedDataset
 from .synthetic.dataset import SyntheticCoreset, load_coreset
 from .synthetic.formats import read_experts, read_published
 from .synthetic.preprocessing import ZCA, Normalize, Raw
+from .synthetic.views import Views
 
 if TYPE_CHECKING:
     from .synthetic.batchnorm import calibrate_batchnorm
     from .synthetic.evaluation import evaluate
     from .synthetic.fitting import fit
+    from .synthetic.labelling import label_views
     from .synthetic.pipeline import distill
     from .synthetic.training import TrainingRecipe, recipe_for
 
@@ -38,6 +40,7 @@ __all__ = [
     "SyntheticCoreset",
     "TrainingRecipe",
     "Trajectory",
+    "Views",
     "WeightedDataset",
     "__version__",
     "calibrate_batchnorm",
@@ -47,6 +50,7 @@ __all__ = [
     "facility_location",
     "facility_location_pools",
     "fit",
+    "label_views",
     "load_coreset",
     "read_experts",
     "read_published",
@@ -60,6 +64,7 @@ _LATER = {  # these bring modules that a training script which selects does not 
     "distill": "pipeline",
     "evaluate": "evaluation",
     "fit": "fitting",
+    "label_views": "labelling",
     "recipe_for": "training",
 }
 

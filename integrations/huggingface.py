@@ -100,7 +100,7 @@ class HuggingFaceDataset(Dataset[dict[str, Tensor]]):
 
 def _config(processor: Any, coreset: SyntheticCoreset) -> ImageConfig:
     """What the processor's settings come to for the coreset's images."""
-    size = _size(processor.size, tuple(coreset.inputs.shape[-2:])) if _on(processor, "do_resize") else None
+    size = _size(processor.size, tuple(coreset.stored.shape[-2:])) if _on(processor, "do_resize") else None
     crop = _size(processor.crop_size, None) if _on(processor, "do_center_crop") else None
     resample = getattr(processor, "resample", None)
     channels = len(processor.image_mean) if getattr(processor, "image_mean", None) else 3

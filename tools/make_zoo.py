@@ -74,7 +74,7 @@ def blocks(image_size: int, width: int = 32) -> list[int]:
 def accuracy(coreset: SyntheticCoreset, test: tuple[Tensor, Tensor], seed: int) -> float:
     """Of a network trained on the coreset alone, on all test images."""
     torch.manual_seed(seed)
-    channels, _, image_size = coreset.inputs.shape[1:]
+    channels, _, image_size = coreset.stored.shape[1:]
     model = convnet(channels, coreset.num_classes or 0, image_size, widths=blocks(image_size))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     inputs, targets = coreset.pixels(), coreset.targets

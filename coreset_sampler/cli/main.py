@@ -158,7 +158,8 @@ def _zoo(options: argparse.Namespace) -> None:
     for name, entry in sorted(entries.items()):
         coreset = load_coreset(name)
         measured, other = entry["accuracy"], uneven(coreset)
-        packed = f" ({coreset.tiles**2 * entry['images_per_class']} examples)" if coreset.tiles > 1 else ""
+        several = coreset.examples_per_image
+        packed = f" ({several * entry['images_per_class']} examples)" if several > 1 else ""
         notes += [f"* {name}: {other}"] if other else []
         rows.append(
             (

@@ -35,14 +35,25 @@ def check_tiles(inputs: Tensor, tiles: int, preprocessing: Preprocessing) -> Non
         )
 
 
-def check_inputs(inputs: Tensor, targets: Tensor, preprocessing: Preprocessing, tiles: int = 1) -> None:
+def check_views(inputs: Tensor, tiles: int, preprocessing: Preprocessing) -> None:
+    """Refuses inputs that views cannot be made of, or must not be."""
+    if tiles > 1:
+        raise ValueError(f"views and tiles do not go together: pass one of them, got tiles={tiles}")
+    if inputs.ndim != 4:
+        raise ValueError(f"views need images (n, channels, height, width), got {tuple(inputs.shape)}")
+    if preprocessing.kind not in ("raw", "normalize"):
+        raise ValueError(
+            f"views move pixels, which {preprocessing.kind} preprocessing has mixed over the whole image; normalise by "
+            "channel"
+        )
+
+
+def check_inputs(inputs: Tensor, targets: Tensor, preprocessing: Preprocessing, each: int = 1) -> None:
     """Refuses inputs that do not go with their targets, or are no numbers."""
     if inputs.ndim < 2 or len(inputs) == 0:
         raise ValueError(f"inputs must hold at least one example, (n, ...), got shape {tuple(inputs.shape)}")
-    if targets.ndim == 0 or len(inputs) * tiles**2 != len(targets):
-        needs = (
-            "each input needs one target" if tiles == 1 else f"each image of {tiles} x {tiles} tiles {tiles**2} targets"
-        )
+    if targets.ndim == 0 or len(inputs) * each != len(targets):
+        needs = "each input needs one target" if each == 1 else f"each image needs {each} targets, one for each example"
         raise ValueError(f"{needs}, got {len(inputs)} inputs and targets {tuple(targets.shape)}")
     if inputs.dtype == torch.uint8 and preprocessing.kind != "raw":
         raise ValueError(f"bytes are raw pixels: pass preprocessing=Raw(), or floats already {preprocessing.kind}d")

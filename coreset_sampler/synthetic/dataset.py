@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +15,11 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from . import file as coreset_file
-from .checks import TargetKind, check_inputs, check_targets, check_tiles, kind_of
+from .checks import TargetKind, check_inputs, check_targets, check_tiles, check_views, kind_of
 from .preprocessing import Preprocessing, from_state
 from .tiles import unpack
 from .untrusted import printable, reading
+from .views import Views
 
 # What a file may say of these.
 _DESCRIBED: dict[str, tuple[type, ...]] = {
@@ -29,6 +31,7 @@ _DESCRIBED: dict[str, tuple[type, ...]] = {
     "last_layer": (dict, type(None)),
     "provenance": (dict, type(None)),
     "tiles": (int, type(None)),
+    "views": (dict, type(None)),
 }
 
 
@@ -38,12 +41,13 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
     `coreset[i]` gives an input and its target, `coreset.loss` is right for every kind of target. Test images, as pixels in
     [0, 1], go through `coreset.preprocessing` before they meet a model trained on the coreset.
 
-    A stored image may hold several examples (`tiles`): `coreset.stored` are the images as they are in the file, and
-    everything that training reads, `coreset.inputs`, `len(coreset)` and `coreset[i]`, are the examples cut out of them.
+    A stored image may give several examples (`tiles` or `views`): `coreset.stored` are the images as they are in the file,
+    and everything that training reads, `coreset.inputs`, `len(coreset)` and `coreset[i]`, are the examples made of them.
 
     Args:
         inputs: what is stored, `(n, ...)`. Bytes (uint8) are pixels and come out as floats in [0, 1].
-        targets: one row for each example, `(n,)` or `(n, num_classes)`; with tiles `n * tiles**2` rows.
+        targets: one row for each example, `(n,)` or `(n, num_classes)`; several for each stored image, one
+            after the other, where it gives several examples.
         preprocessing: what was done to the pixels.
         target_kind: class numbers (`"hard"`), probabilities (`"soft"`), unscaled scores (`"logits"`) or values to fit by
             squared error (`"regression"`). Must be said for floats.
@@ -52,6 +56,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         learning_rate, last_layer: to train with; what a closed-form last layer needs (VBPC: rho, gamma, beta).
         provenance: how the set was made, in what JSON can hold.
         tiles: cut each stored image into `tiles` x `tiles` examples and enlarge each to the full size (`unpack`).
+        views: move each stored image and mix it with others, so many times (`label_views` makes such sets).
 
     Example:
         >>> coreset = load_coreset("digits/k-center-10")
@@ -74,14 +79,16 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         last_layer: Mapping[str, float] | None = None,
         provenance: Mapping[str, Any] | None = None,
         tiles: int = 1,
+        views: Views | None = None,
     ) -> None:
-        self.stored, self.targets, self.tiles = inputs.detach(), targets.detach(), tiles
+        self.stored, self.targets, self.tiles, self.views = inputs.detach(), targets.detach(), tiles, views
         self.preprocessing = preprocessing
         self.target_kind: TargetKind = kind_of(self.targets) if target_kind is None else target_kind
         self.class_names = None if class_names is None else tuple(str(name) for name in class_names)
         check_tiles(self.stored, tiles, preprocessing)
-        check_inputs(self.stored, self.targets, preprocessing, tiles)
-        self.inputs = self.stored if tiles == 1 else unpack(_as_float(self.stored), tiles)
+        if views is not None:
+            check_views(self.stored, tiles, preprocessing)
+        check_inputs(self.stored, self.targets, preprocessing, self.examples_per_image)
         self.num_classes = check_targets(self.targets, self.target_kind, self.class_names, num_classes)
         self.method = method
         self.images_per_class = _per_class(self) if images_per_class is None else images_per_class
@@ -89,22 +96,34 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         self.last_layer = None if last_layer is None else {name: float(v) for name, v in last_layer.items()}
         self.provenance = _plain("provenance", {} if provenance is None else provenance)
 
+    @property
+    def examples_per_image(self) -> int:
+        """How many examples each stored image gives."""
+        return self.tiles**2 if self.views is None else self.views.count
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """What training sees, `(examples, ...)`: what is stored, or the examples made of it at the first use."""
+        if self.views is not None:
+            return self.views(_as_float(self.stored))
+        return self.stored if self.tiles == 1 else unpack(_as_float(self.stored), self.tiles)
+
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return _as_float(self.inputs[index]), self.targets[index]
 
     def __repr__(self) -> str:
-        shape, method = " x ".join(map(str, self.inputs.shape[1:])), printable(self.method or "unknown method")
-        size = str(len(self)) if self.tiles == 1 else self.size
+        shape, method = " x ".join(map(str, self.stored.shape[1:])), printable(self.method or "unknown method")
+        size = str(len(self)) if self.examples_per_image == 1 else self.size
         return f"SyntheticCoreset({size} of {shape}, {self.target_kind} targets, {method})"
 
     @property
     def size(self) -> str:
         """How much is stored and trained on, in words: `100 images`, or `100 images, 400 examples`."""
         stored = f"{len(self.stored)} {'image' if self.stored.ndim == 4 else 'example'}{'s' * (len(self.stored) != 1)}"
-        return stored if self.tiles == 1 else f"{stored}, {len(self)} examples"
+        return stored if self.examples_per_image == 1 else f"{stored}, {len(self)} examples"
 
     @property
     def info(self) -> dict[str, Any]:
@@ -113,7 +132,8 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
             "size": len(self.stored),
             "examples": len(self),
             "tiles": self.tiles,
-            "input_shape": list(self.inputs.shape[1:]),
+            "views": None if self.views is None else self.views.state(),
+            "input_shape": list(self.stored.shape[1:]),
             "input_dtype": str(self.stored.dtype).removeprefix("torch."),
             "target_kind": self.target_kind,
             "num_classes": self.num_classes,
@@ -135,8 +155,8 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         return self.preprocessing.invert(self._images(stored))
 
     def _images(self, stored: bool) -> Tensor:
-        if self.inputs.ndim != 4 or self.inputs.shape[1] not in (1, 3):
-            raise ValueError(f"only images (n, 1 or 3, h, w) have pixels, inputs are {tuple(self.inputs.shape)}")
+        if self.stored.ndim != 4 or self.stored.shape[1] not in (1, 3):
+            raise ValueError(f"only images (n, 1 or 3, h, w) have pixels, inputs are {tuple(self.stored.shape)}")
         return _as_float(self.stored if stored else self.inputs)
 
     def loss(self, outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -174,7 +194,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
     def describe(self) -> dict[str, Any]:
         """The keyword arguments that, with `stored`, targets and preprocessing, build this coreset again."""
         names = ("target_kind", "class_names", "num_classes", "method", "images_per_class", "learning_rate")
-        return {name: getattr(self, name) for name in (*names, "last_layer", "provenance", "tiles")}
+        return {name: getattr(self, name) for name in (*names, "last_layer", "provenance", "tiles", "views")}
 
     def equal(self, other: SyntheticCoreset) -> bool:
         """True if every bit of data and description is the same."""
@@ -210,6 +230,8 @@ def to_tensors(coreset: SyntheticCoreset) -> tuple[dict[str, Tensor], dict[str, 
     described = coreset.describe()
     if coreset.tiles == 1:
         del described["tiles"]  # such files are what they were before there were tiles
+    views = described.pop("views")
+    described |= {} if views is None else {"views": views.state()}
     description = described | {"classes": described.pop("class_names"), "preprocessing": values}
     return named, _plain("description", description)
 
@@ -225,6 +247,7 @@ def from_tensors(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) 
             raise ValueError(f"{name} is {str(values.get(name))[:80]!r}, a {type(values.get(name)).__name__}")
     values["class_names"] = values.pop("classes", None)  # the file's word
     values["tiles"] = 1 if values.get("tiles") is None else values["tiles"]
+    values["views"] = None if values.get("views") is None else Views.from_state(values["views"])
     return SyntheticCoreset(tensors["inputs"], tensors["targets"], preprocessing=preprocessing, **values)
 
 
@@ -245,8 +268,9 @@ def _per_class(coreset: SyntheticCoreset) -> int | None:
         return None
     # no bincount: a damaged label of 10^18 would ask for that much memory
     present, counts = coreset.targets.unique(return_counts=True)
-    even = len(present) == coreset.num_classes and len(counts.unique()) == 1 and int(counts[0]) % coreset.tiles**2 == 0
-    return int(counts[0]) // coreset.tiles**2 if even else None
+    each = coreset.examples_per_image
+    even = len(present) == coreset.num_classes and len(counts.unique()) == 1 and int(counts[0]) % each == 0
+    return int(counts[0]) // each if even else None
 
 
 def _plain(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

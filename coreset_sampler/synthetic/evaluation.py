@@ -102,7 +102,9 @@ def evaluate(
         _Run(source, judge, name, infer, seed)
         for judge in judges(networks, widths, norm, coreset, images, report)
         for name, infer in (
-            default_inferences(judge.home, bool(against), settings) if chosen is None else chosen
+            default_inferences(judge.home and coreset.views is None, bool(against), settings)
+            if chosen is None
+            else chosen
         ).items()
         for source in sources
         for seed in (range(seeds) if isinstance(seeds, int) else seeds)
@@ -212,7 +214,7 @@ class _Clock:
 
 
 def _check(coreset: SyntheticCoreset, data: ImageData, report: Reporter) -> None:
-    ours, theirs = tuple(coreset.inputs.shape[1:]), tuple(data.test[0].shape[1:])
+    ours, theirs = tuple(coreset.stored.shape[1:]), tuple(data.test[0].shape[1:])
     if ours != theirs:
         raise ValueError(
             f"the coreset's inputs are {ours}, images of {data.name} {theirs}; pass the data it was made from, or open "
@@ -234,7 +236,7 @@ def _check(coreset: SyntheticCoreset, data: ImageData, report: Reporter) -> None
 
 def _scaled(coreset: SyntheticCoreset) -> int | None:
     """The pixels of a side if the coreset was made of images scaled to them."""
-    return coreset.inputs.shape[-1] if "image_size" in coreset.provenance else None
+    return coreset.stored.shape[-1] if "image_size" in coreset.provenance else None
 
 
 def _corruptions(asked: Corruptions, severity: int | Sequence[int]) -> list[tuple[str, int]]:
@@ -266,4 +268,5 @@ def _digest(coreset: SyntheticCoreset) -> str:
     for tensor in (coreset.stored, coreset.targets):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     digest.update(b"" if coreset.tiles == 1 else f"{coreset.tiles} tiles".encode())
+    digest.update(b"" if coreset.views is None else repr(coreset.views).encode())
     return digest.hexdigest()[:16]

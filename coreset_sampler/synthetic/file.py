@@ -18,12 +18,14 @@ from .untrusted import LIMITS, CoresetFileError, check_kind, parse_json, reading
 __all__ = ["FORMAT", "VERSION", "CoresetFileError", "read", "version_for", "write"]
 
 FORMAT = "coreset_sampler"
-VERSION = 2
+VERSION = 3
 
 
 def version_for(description: Mapping[str, Any]) -> int:
-    """The oldest version of the format that can say this: 2 if stored images hold several examples."""
-    return 1 if description.get("tiles", 1) == 1 else VERSION
+    """The oldest version of the format that can say this: 2 with tiles, 3 with views."""
+    if description.get("views") is not None:
+        return 3
+    return 1 if description.get("tiles", 1) == 1 else 2
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ def draw(coreset: SyntheticCoreset, path: str | os.PathLike[str], *, rows: int =
     figures = need("matplotlib.figure", extra="plots", what="pictures")
     if rows < 1 or columns < 1:
         raise ValueError(f"rows and columns must be at least 1, got {rows} and {columns}")
-    labels = _labels(coreset).unflatten(0, (-1, coreset.tiles**2)).mode(1).values  # of most examples in an image
+    labels = _image_labels(coreset)
     classes = labels.unique().tolist()
     shown = [(labels == c).nonzero().flatten()[:columns] for c in classes[:rows]]
     names = [_name(coreset, c) for c in classes[:rows]]
@@ -80,9 +80,10 @@ def uneven(coreset: SyntheticCoreset) -> str:
     """Which classes the examples belong to, where these are not those of `images_per_class` images; empty if they are."""
     if coreset.images_per_class is None or not coreset.num_classes or coreset.targets.ndim > 2:
         return ""
-    present, counts = (values.tolist() for values in _labels(coreset).unique(return_counts=True))
+    labels = _labels(coreset) if coreset.views is None else _image_labels(coreset)  # views are mixtures of classes
+    present, counts = (values.tolist() for values in labels.unique(return_counts=True))
     each = zip(present, counts, strict=True)
-    expected = coreset.images_per_class * coreset.tiles**2
+    expected = coreset.images_per_class * (coreset.examples_per_image if coreset.views is None else 1)
     others = [f"{n} {_name(coreset, label)}" for label, n in each if n != expected]
     others = [*others[:9], "..."] if len(others) > 9 else others
     missing = coreset.num_classes - len(present)
@@ -98,7 +99,7 @@ def _title(coreset: SyntheticCoreset) -> str:
 
 
 def _line(coreset: SyntheticCoreset, hidden: str) -> str:
-    size = " x ".join(map(str, coreset.inputs.shape[-2:]))
+    size = " x ".join(map(str, coreset.stored.shape[-2:]))
     about = [
         f"{coreset.size} of {size}",
         f"{coreset.target_kind} targets",
@@ -124,6 +125,12 @@ def _hidden(labels: Tensor, shown: list[Tensor], classes: list[int]) -> str:
     return "showing " + ", ".join(part for part in parts if part) if any(parts) else ""
 
 
+def _image_labels(coreset: SyntheticCoreset) -> Tensor:
+    """Of each stored image that of most of its examples."""
+    labels: Tensor = _labels(coreset).unflatten(0, (-1, coreset.examples_per_image)).mode(1).values
+    return labels
+
+
 def _labels(coreset: SyntheticCoreset) -> Tensor:
     """The class of each example, the likeliest for soft targets; one row for targets that have none."""
     if coreset.target_kind == "regression" and coreset.targets.ndim != 2:
@@ -137,7 +144,7 @@ def _name(coreset: SyntheticCoreset, number: int) -> str:
 
 def _tile(coreset: SyntheticCoreset) -> tuple[int, int]:
     """Height and width of an image on the page: enlarged by a whole factor, so that pixels stay square."""
-    height, width = coreset.inputs.shape[-2:]
+    height, width = coreset.stored.shape[-2:]
     return height * _factor(height, width), width * _factor(height, width)
 
 

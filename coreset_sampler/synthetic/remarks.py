@@ -15,7 +15,12 @@ def remarks(coreset: SyntheticCoreset) -> list[str]:
 
 
 def several_examples(coreset: SyntheticCoreset) -> str | None:
-    """How many examples are cut out of each stored image; None if it is one."""
+    """How many examples each stored image gives; None if it is one."""
+    if coreset.views is not None:
+        made = (
+            f"each image gives {coreset.views.count} views, moved and mixed with other images, each with its own label"
+        )
+        return f"{coreset.size}: {made}"
     if coreset.tiles == 1:
         return None
     cut = f"each image is cut into {coreset.tiles} x {coreset.tiles} examples, enlarged to the full size for training"

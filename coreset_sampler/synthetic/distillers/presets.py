@@ -53,6 +53,7 @@ class Preset:
         experts: for the methods that need them.
         decays: learning rates fall until the last step.
         teacher: whose probabilities the targets begin with; class numbers if not said.
+        views: of each image, that the teacher labels in the end; 0 for none.
     """
 
     steps: int
@@ -61,14 +62,17 @@ class Preset:
     experts: ExpertPreset | None = None
     decays: bool = False
     teacher: Teacher | None = None
+    views: int = 0
 
-    def over(self, steps: int | None, settings: Mapping[str, Any]) -> Preset:
-        """The same with other steps, where these are said, and with these settings over its own."""
+    def over(self, steps: int | None, settings: Mapping[str, Any], views: int | None = None) -> Preset:
+        """The same with other steps and views, where these are said, and with these settings over its own."""
         steps = self.steps if steps is None else steps
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}; leave them out for the preset's {self.steps}")
         decay = {"decay": steps} if self.decays else {}
-        return replace(self, steps=steps, settings=self.settings | decay | dict(settings))
+        views = self.views if views is None else views
+        teacher = self.teacher or (Teacher() if views else None)
+        return replace(self, steps=steps, settings=self.settings | decay | dict(settings), views=views, teacher=teacher)
 
 
 # Kim et al. 2022, table 2, and the released code for pixels (lr 1000, momentum 0.5; plain steps for reverse KL).
@@ -185,7 +189,11 @@ def _for_several(plan: Preset, data: str) -> Preset:
     moves = Moves(mirror=data not in ("digits", "mnist", "svhn"), each=True)
     settings = {"batch": 64, "pool": 12, "max_age": 40, "train_every": 1, "lr": 0.01, "label_lr": 0.01, "pool_lr": 2e-3}
     return replace(
-        plan, settings=plan.settings | settings | {"augmentation": moves}, widths=None, teacher=_TEACHERS.get(data)
+        plan,
+        settings=plan.settings | settings | {"augmentation": moves},
+        widths=None,
+        teacher=_TEACHERS.get(data),
+        views=64 if data in _TEACHERS else 0,
     )
 
 

@@ -115,8 +115,8 @@ def to_dataset(coreset: SyntheticCoreset) -> Any:
     datasets = need("datasets", extra="formats", what="Hugging Face datasets")
     tensors, description = to_tensors(coreset)
     columns = {"inputs": tensors.pop("inputs").cpu(), "labels": tensors.pop("targets").cpu()}
-    if coreset.tiles > 1:  # a row is a stored image, with the targets of all examples in it
-        columns["labels"] = columns["labels"].unflatten(0, (-1, coreset.tiles**2))
+    if coreset.examples_per_image > 1:  # a row is a stored image, with the targets of all examples in it
+        columns["labels"] = columns["labels"].unflatten(0, (-1, coreset.examples_per_image))
     extra = base64.b64encode(safetensors.torch.save({k: t.contiguous() for k, t in tensors.items()})).decode()
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -169,7 +169,7 @@ def _ours(rows: Rows) -> SyntheticCoreset | None:
             tensors[tensor] = torch.from_numpy(safe_arrow.values(rows.path, rows.table[column]).copy())
             if column in about.get("bfloat16", ()):
                 tensors[tensor] = tensors[tensor].bfloat16()
-        if about["coreset"].get("tiles", 1) != 1:
+        if about["coreset"].get("tiles", 1) != 1 or about["coreset"].get("views") is not None:
             tensors["targets"] = tensors["targets"].flatten(0, 1)
         return from_tensors(tensors, about["coreset"])
 

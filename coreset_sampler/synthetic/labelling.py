@@ -1,0 +1,67 @@
+"""`label_views`: a set whose images come in many views, each with the probabilities that a trained model gives it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .checks import check_views
+from .dataset import SyntheticCoreset
+from .fitting import logits_of
+from .views import Views, keep_class_mirrored
+
+_AT_ONCE = 250  # views whose activations are in memory together
+
+
+def label_views(
+    coreset: SyntheticCoreset, model: nn.Module, views: int | Views = 64, *, temperature: float = 1.0
+) -> SyntheticCoreset:
+    """The same images, each in many views that a trained model has labelled.
+
+    A network trained on the set then learns what the model says of mixtures of its images, thousands of labels where there
+    was one for each image. Works for images of any origin: real, learned, or published by others.
+
+    Args:
+        coreset: images `(n, c, h, w)`; its own targets are replaced.
+        model: a classifier trained on real data, which takes the coreset's inputs as they are. It is left as it was.
+        views: how many of each image, or which. A plain number mirrors images, unless their class names are single
+            characters.
+        temperature: that the model's logits are divided by: above 1 makes labels softer.
+
+    Returns:
+        A coreset with `n * views` examples and probabilities for targets; a file holds the images and the labels.
+
+    Example:
+        >>> taught = label_views(coreset, teacher, views=64)
+        >>> fit(new_network, taught)
+    """
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature must be positive and finite, got {temperature}")
+    if coreset.tiles > 1:
+        raise ValueError(f"coreset must have one example per image, got {coreset.size}; pass the images it was made of")
+    made = views if isinstance(views, Views) else Views(views, mirror=keep_class_mirrored(coreset.class_names))
+    check_views(coreset.stored, 1, coreset.preprocessing)
+    images = coreset.stored.float() / 255 if coreset.stored.dtype == torch.uint8 else coreset.stored
+    targets = _probabilities(model, made(images), temperature)
+    if coreset.num_classes not in (None, targets.shape[1]):
+        raise ValueError(
+            f"model must know the coreset's {coreset.num_classes} classes, it gives {targets.shape[1]} numbers"
+        )
+    about = coreset.describe() | {"views": made, "target_kind": "soft", "last_layer": None, "learning_rate": None}
+    return SyntheticCoreset(
+        coreset.stored, targets, preprocessing=coreset.preprocessing, **about | {"num_classes": targets.shape[1]}
+    )
+
+
+@torch.no_grad()
+def _probabilities(model: nn.Module, inputs: Tensor, temperature: float) -> Tensor:
+    device, modes = next(model.parameters()).device, {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in inputs.split(_AT_ONCE)])
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    if logits.ndim != 2 or not bool(torch.isfinite(logits).all()):
+        raise ValueError(f"model must give finite logits (n, classes), got shape {tuple(logits.shape)} or NaN")
+    return (logits / temperature).softmax(1)
