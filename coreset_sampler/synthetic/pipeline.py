@@ -80,7 +80,7 @@ def distill(
         networks: what the coreset should work for: one of `NETWORKS`, or with VBPC `"many"` or several kinds, as in
             `["convnet", "resnet-batch:16-32"]` (docs/choosing_a_distiller.md).
         views: of each image, labelled in the end by a teacher trained on the same data (`label_views`); the preset's if not
-            said, 64 for several kinds of networks on data that it knows. 0 for none, with learned targets.
+            said, for several kinds of networks on data that it knows 1,280 in each class. 0 for none, with learned targets.
         widths: channels of the one network's blocks; the preset's if not said.
         image_size: scale and crop images to so many pixels.
         held_out: share of the training images on which accuracy is measured on the way, and nothing is learned; 0 for none.

@@ -113,7 +113,7 @@ class TestTheDataSet:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"tiles": 3}, "each image of 3 x 3 tiles 9 targets, got 6 inputs and targets"),
+            ({"tiles": 3}, "each image needs 9 targets, one for each example, got 6 inputs and targets"),
             ({"tiles": 0}, "tiles must be an integer from 1 to 8, got 0"),
             ({"tiles": True}, "tiles must be an integer from 1 to 8, got True"),
             ({"tiles": 9}, "tiles must be an integer from 1 to 8, got 9"),

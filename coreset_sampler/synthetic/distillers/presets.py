@@ -70,7 +70,8 @@ class Preset:
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}; leave them out for the preset's {self.steps}")
         decay = {"decay": steps} if self.decays else {}
-        views = self.views if views is None else views
+        if views is None:
+            views = self.views if settings.get("tiles", 1) == 1 else 0  # an image of several tiles has no views
         teacher = self.teacher or (Teacher() if views else None)
         return replace(self, steps=steps, settings=self.settings | decay | dict(settings), views=views, teacher=teacher)
 
@@ -167,7 +168,7 @@ def preset(name: PresetName, method: Method, data: str, images_per_class: int, *
     found = PRESETS[name](method, data, images_per_class)
     if method == "vbpc":
         found = replace(found, decays=True)
-        return _for_several(found, data) if several else found
+        return _for_several(found, data, images_per_class) if several else found
     if several:
         raise ValueError(
             f"networks must name one, since {method} learns from its experts; for several use method='vbpc'"
@@ -175,16 +176,17 @@ def preset(name: PresetName, method: Method, data: str, images_per_class: int, *
     return found
 
 
-# Whose probabilities sets for several kinds begin with: worth 4 to 7 points by themselves on Fashion-MNIST; the other
-# two are not measured. Data that are not named here are too small for it, or unknown.
+# Whose probabilities sets for several kinds begin with and whose labels their views have. Data that are not named here may
+# be too small for one.
 _TEACHERS = {
+    "digits": Teacher("convnet-batch:16-32", epochs=20, mirror=False),
     "fashion-mnist": Teacher(),
     "mnist": Teacher(mirror=False),
     "cifar10": Teacher("convnet-batch:48-96-192", epochs=8),
 }
 
 
-def _for_several(plan: Preset, data: str) -> Preset:
+def _for_several(plan: Preset, data: str, images_per_class: int) -> Preset:
     """Small batches and short lives, so that many networks are seen; images move, mirrored where that keeps the class."""
     moves = Moves(mirror=data not in ("digits", "mnist", "svhn"), each=True)
     settings = {"batch": 64, "pool": 12, "max_age": 40, "train_every": 1, "lr": 0.01, "label_lr": 0.01, "pool_lr": 2e-3}
@@ -193,7 +195,7 @@ def _for_several(plan: Preset, data: str) -> Preset:
         settings=plan.settings | settings | {"augmentation": moves},
         widths=None,
         teacher=_TEACHERS.get(data),
-        views=64 if data in _TEACHERS else 0,
+        views=min(512, max(16, 1280 // images_per_class)) if data in _TEACHERS else 0,
     )
 
 
