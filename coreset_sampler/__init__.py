@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .synthetic.fitting import fit
     from .synthetic.labelling import label_views
     from .synthetic.pipeline import distill
+    from .synthetic.teaching import teach
     from .synthetic.training import TrainingRecipe, recipe_for
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "read_published",
     "recipe_for",
     "strategies",
+    "teach",
 ]
 
 _LATER = {  # these bring modules that a training script which selects does not need
@@ -66,6 +68,7 @@ _LATER = {  # these bring modules that a training script which selects does not 
     "fit": "fitting",
     "label_views": "labelling",
     "recipe_for": "training",
+    "teach": "teaching",
 }
 
 

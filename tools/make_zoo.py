@@ -1,12 +1,15 @@
 """Makes the coresets that ship, measures them and writes the index.
 
     python tools/make_zoo.py --data data --only digits/vbpc-1 fashion-mnist/vbpc-10
+    python tools/make_zoo.py --data data --only fashion-mnist/views-10
+    python benchmarks/distilled.py fashion-mnist/views-10 --data data/fashion-mnist --bf16 --results FILE
+    python tools/make_zoo.py --only fashion-mnist/views-10 --measured FILE
 
 `--data` is a folder of folders by data set, `fashion-mnist` and `cifar10`, each of which `datasets.load_dataset` opens; the
-digits of scikit-learn need none. Two kinds ship: real images picked by k-center or herding on pixels, class by class,
-which take a moment, and images learned by VBPC from all training images, for one ConvNet or (`vbpc-many`) for networks of
-several kinds. Those take minutes to most of an hour of one core and save themselves in `--runs`: a killed run, started
-again, continues.
+digits of scikit-learn need none. Three kinds ship: real images picked by k-center or herding on pixels, class by class,
+which take a moment; images learned by VBPC for one ConvNet, from all training images in minutes of one core (they save
+themselves in `--runs`: a killed run, started again, continues); and real images with labelled views, for networks of any
+kind (`views`). These are measured by the benchmark, whose records the last command takes over.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coreset_sampler import SyntheticCoreset, distill, evaluate
+from coreset_sampler import SyntheticCoreset, distill, evaluate, teach
 from coreset_sampler.selection.coreset import Coreset
 from coreset_sampler.selection.strategies.herding import match_mean
 from coreset_sampler.selection.strategies.k_center import farthest_first
@@ -41,9 +44,14 @@ METRICS = ("accuracy", "nll", "ece", "brier")
 STEPS = 500
 METHODS: dict[str, Callable[[Tensor, int], Coreset]] = {"k-center": farthest_first, "herding": match_mean}
 PICKED = ["digits/k-center-1", "digits/k-center-10", "fashion-mnist/herding-1", "fashion-mnist/herding-10"]
-MANY = [f"{data}/vbpc-many-{count}" for data, count in VBPC]
+MANY = ["digits/views-10", "mnist/views-1", "mnist/views-10"]
+MANY += [f"{data}/views-{count}" for data in ("fashion-mnist", "cifar10") for count in (1, 10, 50)]
 NAMES = PICKED + [f"{data}/vbpc-{count}" for data, count in VBPC] + MANY
-LICENCES = {"fashion-mnist": "MIT (Zalando SE 2017)", "cifar10": "unstated (Krizhevsky 2009)"}
+LICENCES = {
+    "mnist": "CC BY-SA 3.0 (LeCun, Cortes, Burges)",
+    "fashion-mnist": "MIT (Zalando SE 2017)",
+    "cifar10": "unstated (Krizhevsky 2009)",
+}
 NOTES = {
     "digits/k-center-10": "preferred to herding (0.9552 ± 0.0044, n = 5) on these same 500 images: slightly favourable",
 }
@@ -139,7 +147,6 @@ def distilled(data: ImageData, method: str, per_class: int, *, runs: Path, commi
     coreset = distill(
         data,
         images_per_class=per_class,
-        networks="many" if method == "vbpc-many" else "convnet",
         settings={"compiled": True},
         held_out=0.0,
         resume=runs / f"{name.replace('/', '-')}.run.safetensors",
@@ -156,6 +163,43 @@ def distilled(data: ImageData, method: str, per_class: int, *, runs: Path, commi
     }
     coreset.provenance |= {"accuracy": measured(coreset, data)}
     return coreset
+
+
+def taught(data: ImageData, per_class: int, *, commit: str) -> SyntheticCoreset:
+    """Real images with labelled views, by a teacher of all training images; to be measured by the benchmark."""
+    name = f"{data.name}/views-{per_class}"
+    coreset = teach(
+        data,
+        images_per_class=per_class,
+        held_out=0.0,
+        progress=lambda line: print(f"{name}: {line}", flush=True),
+    )
+    command = f"python tools/make_zoo.py --data DIR --only {name}"
+    coreset.provenance |= {"licence": data.licence, "command": command, "commit": commit, "accuracy": {}}
+    return coreset
+
+
+def from_records(name: str, file: Path) -> dict[str, Any]:
+    """What the benchmark has recorded of a set on each network, beside real images; the index leads with the first."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    networks: dict[str, dict[str, Any]] = {}
+    for row in (row for row in rows if row["coreset"] == name and row["on"] == "test"):
+        images = "the coreset" if row["images"] == "the set" else row["images"]
+        networks.setdefault(row["network"], {}).setdefault(images, []).append(row["accuracy"])
+    if not networks:
+        raise SystemExit(
+            f"{file} has no run of {name} on test images: python benchmarks/distilled.py {name} --data DIR"
+        )
+    table = {net: {how: of(values) for how, values in found.items()} for net, found in networks.items()}
+    first = next(iter(table.values()))["the coreset"]
+    how = f"{next(iter(table))} trained as recipe_for says; networks: others, beside as many real images"
+    return {**first, "test_images": rows[0].get("test_images", 10_000), "how": how, "networks": table}
+
+
+def of(values: list[float]) -> dict[str, float]:
+    """Mean, deviation and number."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return spread({"mean": statistics.mean(values), "std": deviation}, len(values))
 
 
 def measured(coreset: SyntheticCoreset, data: ImageData) -> dict[str, Any]:
@@ -197,6 +241,7 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), help="where long runs save themselves (default runs)"
     )
+    parser.add_argument("--measured", type=Path, help="records of benchmarks/distilled.py to take figures from")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.runs.mkdir(parents=True, exist_ok=True)
@@ -205,11 +250,17 @@ def main() -> None:
     ).stdout.strip()
     for name in options.only:
         data_name, method, per_class = re.fullmatch(r"(.+)/(.+)-(\d+)", name).groups()  # type: ignore[union-attr]
-        data = opened(data_name, options.data)
-        if method in ("vbpc", "vbpc-many"):
-            coreset = distilled(data, method, int(per_class), runs=options.runs, commit=commit)
+        if options.measured:
+            coreset = SyntheticCoreset.load(HERE / f"{name.replace('/', '_')}.safetensors")
+            coreset.provenance |= {"accuracy": from_records(name, options.measured)}
         else:
-            coreset = picked(data, method, int(per_class), commit)
+            data = opened(data_name, options.data)
+            if method == "vbpc":
+                coreset = distilled(data, method, int(per_class), runs=options.runs, commit=commit)
+            elif method == "views":
+                coreset = taught(data, int(per_class), commit=commit)
+            else:
+                coreset = picked(data, method, int(per_class), commit)
         about = write(name, coreset)
         print(name, about["accuracy"], flush=True)
         index = json.loads((HERE / "index.json").read_text(encoding="utf-8")) | {name: about}

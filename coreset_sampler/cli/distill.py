@@ -33,9 +33,6 @@ def add_distill(commands: Any) -> None:
     add_data_and_widths(command)
     known = f"what it should work for: many, or one or more of {', '.join(NETWORKS)}, as in convnet,resnet-batch:16-32"
     command.add_argument("--networks", type=names, metavar="NAMES", help=known)
-    command.add_argument(
-        "--views", type=int, metavar="N", help="of each image, labelled by a teacher; the preset's if not said"
-    )
     command.add_argument("--method", choices=list(METHODS), help="how")
     command.add_argument("--images-per-class", type=int, metavar="N", help="how many to learn")
     command.add_argument("-o", "--output", required=True, metavar="FILE", help=f"coreset to write ({_ENDING})")
@@ -74,7 +71,7 @@ def _distilled(options: argparse.Namespace, output: Path) -> SyntheticCoreset:
     """Calls `distill`; an exit or an error says how to resume."""
     checkpoint = checkpoint_beside(output)
     same = ["name", "method", "images_per_class", "minutes", "steps", "preset", "experts", "networks", "widths"]
-    same += ["views", "image_size", "evaluate_every", "save_every", "seed", "device"]
+    same += ["image_size", "evaluate_every", "save_every", "seed", "device"]
     try:
         return distill(
             data_of(options),
@@ -119,7 +116,6 @@ def _command(options: argparse.Namespace, coreset: SyntheticCoreset) -> str:
         f"--networks {','.join(kinds(options.networks))} --preset {options.preset} --steps {coreset.provenance['steps']}"
     ]
     words += [f"--seed {options.seed}"]
-    words += [] if options.views is None else [f"--views {options.views}"]
     words += [f"--image-size {options.image_size}"] if options.image_size else []
     words += [f"--minutes {options.minutes}"] if options.minutes else []
     words += ["--widths " + " ".join(map(str, options.widths))] if options.widths else []

@@ -1,4 +1,4 @@
-"""The command line: `coreset-sampler zoo | info | show | convert | experts | distill | evaluate | audit`."""
+"""The command line: `coreset-sampler zoo | info | show | convert | experts | distill | teach | evaluate | audit`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from .audit import add_audit
 from .distill import add_distill
 from .evaluate import add_evaluate
 from .experts import add_experts
+from .teach import add_teach
 
 _ENDING = ".safetensors"
 _EXAMPLES = """examples:
@@ -31,6 +32,7 @@ _EXAMPLES = """examples:
   coreset-sampler evaluate digits/vbpc-1 --data digits --by last-layer,sgd --seeds 3
   coreset-sampler distill digits --images-per-class 1 --minutes 2 -o mine.safetensors
   coreset-sampler distill fashion-mnist --data DIR --method vbpc --images-per-class 10 -o fmnist.safetensors
+  coreset-sampler teach fashion-mnist --data DIR --images-per-class 10 -o fmnist.safetensors
   coreset-sampler convert images_best.pt mine.safetensors --mean 0.2861 --std 0.3530
   coreset-sampler audit scores.safetensors --data DIR -o suspects.html
 
@@ -67,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
         _add_convert,
         add_experts,
         add_distill,
+        add_teach,
         add_evaluate,
         add_audit,
     ):

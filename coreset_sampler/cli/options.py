@@ -12,11 +12,16 @@ import torch
 
 
 def add_data_and_widths(command: argparse.ArgumentParser) -> None:
+    """The options that name the data and those of a run, and the network's widths."""
+    add_data(command)
+    add_widths(command, "channels of the network's blocks")
+
+
+def add_data(command: argparse.ArgumentParser) -> None:
     """The options that name the data, and those of a run."""
     command.add_argument("name", metavar="NAME", help="what to call the data: digits (built in), fashion-mnist, ...")
     command.add_argument("--data", metavar="DIR", help="folder that datasets.load_dataset opens; digits needs none")
     command.add_argument("--image-size", type=int, metavar="PIXELS", help="scale and crop images to so many pixels")
-    add_widths(command, "channels of the network's blocks")
     command.add_argument("--seed", type=int, help="of everything random")
     command.add_argument("--threads", type=int, help="of torch; the same result needs the same number")
     command.add_argument("--device", help="such as cuda")

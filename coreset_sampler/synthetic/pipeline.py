@@ -23,11 +23,10 @@ from .distillers.presets import preset as look_up
 from .distillers.run import StoppedError, as_coreset, held_out_accuracy, run, saver, settings_of
 from .distillers.state import Distiller, State
 from .image_data import Images, open_images
-from .labelling import label_views
 from .networks import description, kinds
 from .problem import Problem, make_problem
 from .reporting import Progress, Reporter
-from .sources import TeacherOf, beginning, experts_name, source_of
+from .sources import beginning, experts_name, source_of
 
 _ENDING = ".safetensors"
 
@@ -46,7 +45,6 @@ def distill(
     experts: str | os.PathLike[str] | None = None,
     expert_settings: Mapping[str, Any] | None = None,
     networks: str | Sequence[str] = "convnet",
-    views: int | None = None,
     widths: Sequence[int] | None = None,
     image_size: int | None = None,
     held_out: float = 0.1,
@@ -79,8 +77,6 @@ def distill(
         expert_settings: over the preset's: experts, epochs, lr, batch.
         networks: what the coreset should work for: one of `NETWORKS`, or with VBPC `"many"` or several kinds, as in
             `["convnet", "resnet-batch:16-32"]` (docs/choosing_a_distiller.md).
-        views: of each image, labelled in the end by a teacher trained on the same data (`label_views`); the preset's if not
-            said, for several kinds of networks on data that it knows 1,280 in each class. 0 for none, with learned targets.
         widths: channels of the one network's blocks; the preset's if not said.
         image_size: scale and crop images to so many pixels.
         held_out: share of the training images on which accuracy is measured on the way, and nothing is learned; 0 for none.
@@ -99,9 +95,7 @@ def distill(
     """
     images = open_images(data, image_size=image_size)
     several = len(kinds(networks)) > 1
-    plan = look_up(preset, method, name or images.name, images_per_class, several=several).over(
-        steps, settings or {}, views
-    )
+    plan = look_up(preset, method, name or images.name, images_per_class, several=several).over(steps, settings or {})
     widths = widths or (plan.widths if kinds(networks) == ("convnet",) else None)
     problem = make_problem(images, name=name, networks=networks, widths=widths, held_out=held_out, device=device)
     distiller = build(method, problem, plan.settings)
@@ -112,8 +106,7 @@ def distill(
         source = source_of(problem, plan.experts, folder, experts is not None, expert_settings or {}, report)
         record = {"method": method, "data": problem.name, "images_per_class": images_per_class, "seed": seed}
         record |= problem.about_network | {"teacher": None if plan.teacher is None else asdict(plan.teacher)}
-        teacher = None if plan.teacher is None else TeacherOf(plan.teacher, problem, seed, report)
-        begin = partial(beginning, distiller, problem, images_per_class, teacher, seed)
+        begin = partial(beginning, distiller, problem, images_per_class, plan.teacher, seed, report)
         begun, record = _begun(None if overwrite else place.checkpoint, record, distiller, problem, begin)
         with _said_where(place.checkpoint):
             done = run(
@@ -140,7 +133,7 @@ def distill(
     )
     if film is not None:
         _film(film, done, problem, coreset.method, images_per_class, report)
-    return coreset if teacher is None or not plan.views else label_views(coreset, teacher.model, plan.views)
+    return coreset
 
 
 def judge(distiller: Distiller, problem: Problem, state: State) -> float:

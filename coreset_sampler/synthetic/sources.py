@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor, nn
 
 from .distillers.checkpoint import Progress as Run
 from .distillers.experts import Experts, train_experts, untrained
@@ -21,32 +17,19 @@ from .problem import Problem
 from .reporting import Reporter
 
 
-@dataclass
-class TeacherOf:
-    """A teacher of this problem, trained when it is first asked; what is held out it does not see either."""
-
-    plan: Teacher
-    problem: Problem
-    seed: int
-    report: Reporter
-
-    @cached_property
-    def model(self) -> nn.Module:
-        """The trained network; the same seed gives the same."""
-        about = self.problem.about_network
-        make = network(self.plan.network, about["channels"], about["num_classes"], about["image_size"])
-        return train_teacher(self.plan, make, self.problem.train, seed=self.seed, report=self.report.note)
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Its probabilities `(n, k)`."""
-        return taught(self.plan, self.model, inputs)
-
-
 def beginning(
-    distiller: Distiller, problem: Problem, images_per_class: int, teacher: TeacherOf | None, seed: int
+    distiller: Distiller, problem: Problem, images_per_class: int, teacher: Teacher | None, seed: int, report: Reporter
 ) -> Run:
-    """The run before its first step: random real images, with the probabilities of a teacher where there is one."""
-    return start(distiller, problem.train, images_per_class, seed=seed, label=teacher)
+    """The run before its first step: random real images, with the probabilities of a teacher where there is one.
+
+    The teacher is trained now, on the images that are learned from; what is held out it does not see either.
+    """
+    if teacher is None:
+        return start(distiller, problem.train, images_per_class, seed=seed)
+    about = problem.about_network
+    make = network(teacher.network, about["channels"], about["num_classes"], about["image_size"])
+    model = train_teacher(teacher, make, problem.train, seed=seed, report=report.note)
+    return start(distiller, problem.train, images_per_class, seed=seed, label=lambda x: taught(teacher, model, x))
 
 
 def make_experts(

@@ -140,6 +140,6 @@ def test_distill_for_several_networks_begins_with_a_teacher_says_so_and_resumes_
     assert (whole.tiles, len(whole.stored), len(whole)) == (2, 10, 40)
     whole.save(tmp_path / "set.safetensors")
     assert SyntheticCoreset.load(tmp_path / "set.safetensors").equal(whole)
-    monkeypatch.setattr(presets, "_TEACHERS", {})
+    monkeypatch.setattr(presets, "TEACHERS", {})
     with pytest.raises(ValueError, match=r"the run to resume has teacher \{.*asked for None"):
         distill("digits", steps=4, resume=tmp_path / "run", **asked)

@@ -13,6 +13,8 @@ from ..networks import Network, fresh
 from ..per_image import changed
 from .real_data import RealData
 
+_LINES = 25  # about training, at most
+
 
 @dataclass(frozen=True)
 class Teacher:
@@ -52,7 +54,7 @@ def train_teacher(
                 optimizer.step()
                 schedule.step()
                 right += int((outputs.argmax(1) == (targets.argmax(1) if targets.ndim == 2 else targets)).sum())
-            if report is not None:
+            if report is not None and (plan.epochs <= _LINES or (epoch + 1) * _LINES % plan.epochs < _LINES):
                 report(f"teacher, epoch {epoch + 1} of {plan.epochs}: accuracy {right / data.n:.1%} in training")
     return model.eval()
 

@@ -1,0 +1,126 @@
+"""`teach`: a few real images of each class, with labels for many views by a network that was trained on all of the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._version import __version__
+from .dataset import SyntheticCoreset
+from .distillers.presets import TEACHERS
+from .distillers.teacher import Teacher, train_teacher
+from .fitting import accuracy_on
+from .image_data import Images, open_images
+from .labelling import label_views
+from .networks import network
+from .problem import Problem, make_problem
+from .reporting import Progress, Reporter
+from .views import Views, keep_class_mirrored
+
+_PER_CLASS = 1280  # views of all images of a class, if not said
+_FEWEST, _MOST = 16, 512  # of an image
+_STEPS = 1_000  # of a teacher, at least
+
+
+def teach(
+    data: Images,
+    *,
+    images_per_class: int = 10,
+    views: int | Views | None = None,
+    teacher: nn.Module | None = None,
+    settings: Mapping[str, Any] | None = None,
+    temperature: float = 1.0,
+    image_size: int | None = None,
+    held_out: float = 0.1,
+    name: str | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    progress: Progress = True,
+) -> SyntheticCoreset:
+    """A small set for networks of any kind: random real images, and what a teacher says of many views of each.
+
+    Nothing in it depends on the kind of network that will be trained on it, so it carries over where images that were
+    learned with one kind do not (docs/cards/views.md). The same arguments and number of threads give the same set.
+
+    Args:
+        data: a folder that `datasets.load_dataset` opens, `"digits"`, or `(images, labels)`.
+        images_per_class: how many to keep.
+        views: of each image; 1,280 for each class if not said, at least 16 and at most 512 of an image.
+        teacher: your own classifier, trained on such images normalised by their mean and deviation
+            (`open_images(data).normalize()`); without it one is trained here, in minutes.
+        settings: of the teacher that is trained: network, epochs, lr, batch, mirror.
+        temperature: that its logits are divided by.
+        image_size: scale and crop images to so many pixels.
+        held_out: share of the training images that nobody learns from; the teacher's accuracy on them is reported.
+        name: what to call the data; by default the folder's name. The teacher's settings go by it.
+        seed: of everything random.
+        device: such as `"cuda"`.
+        progress: True for lines on stderr, or a function that gets them.
+
+    Example:
+        >>> coreset = teach("digits", images_per_class=1)
+        >>> coreset.save("digits-views-1.safetensors")
+        >>> print(evaluate(coreset, "digits", networks=["convnet", "timm:resnet10t"], against=["random"]))
+    """
+    images = open_images(data, image_size=image_size)
+    problem, report = make_problem(images, name=name, held_out=held_out, device=device), Reporter(progress)
+    problem.check_images_per_class(images_per_class)
+    if teacher is not None and settings:
+        raise ValueError(
+            f"settings are for a teacher that is trained here, got {dict(settings)}; leave one of both out"
+        )
+    mirror = keep_class_mirrored(problem.class_names)
+    count = min(_MOST, max(_FEWEST, _PER_CLASS // images_per_class))
+    made = views if isinstance(views, Views) else Views(count if views is None else views, mirror=mirror)
+    plan = _plan(problem, settings or {}, mirror)
+    model = _trained(plan, problem, seed, report) if teacher is None else teacher
+    known = {} if problem.held_out is None else {"teacher_accuracy": round(_accuracy(model, problem), 4)}
+    if known:
+        report.note(f"teacher: accuracy {known['teacher_accuracy']:.1%} on images held out")
+    inputs, targets = problem.train.per_class(images_per_class, torch.Generator().manual_seed(seed))
+    provenance = {
+        "data": problem.name,
+        "version": __version__,
+        "made": "real images; a trained network labelled views of them",
+        "settings": {"temperature": temperature},
+        "teacher": asdict(plan) if teacher is None else type(teacher).__name__,
+        "seed": seed,
+        **known,
+    }
+    few = SyntheticCoreset(
+        inputs.cpu(),
+        targets.cpu(),
+        preprocessing=problem.preprocessing,
+        class_names=problem.class_names,
+        method="views",
+        images_per_class=images_per_class,
+        provenance=provenance | ({"image_size": image_size} if image_size else {}),
+    )
+    return label_views(few, model, made, temperature=temperature)
+
+
+def _plan(problem: Problem, settings: Mapping[str, Any], mirror: bool) -> Teacher:
+    """What is known of these data, with these settings over it."""
+    known = [each.name for each in fields(Teacher)]
+    for unknown in (each for each in settings if each not in known):
+        raise ValueError(f"the teacher has no setting {unknown!r}; it has {', '.join(known)}")
+    usual = Teacher(mirror=mirror)
+    epochs = max(usual.epochs, math.ceil(_STEPS * usual.batch / problem.train.n))  # of few images more
+    return replace(TEACHERS.get(problem.name, replace(usual, epochs=epochs)), **settings)
+
+
+def _trained(plan: Teacher, problem: Problem, seed: int, report: Reporter) -> nn.Module:
+    about = problem.about_network
+    make = network(plan.network, about["channels"], about["num_classes"], about["image_size"])
+    return train_teacher(plan, make, problem.train, seed=seed, report=report.note)
+
+
+def _accuracy(model: nn.Module, problem: Problem) -> float:
+    assert problem.held_out is not None
+    rows = torch.arange(problem.held_out.n).split(250)
+    return accuracy_on(model, (problem.held_out.rows(part) for part in rows))
