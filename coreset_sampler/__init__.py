@@ -15,7 +15,6 @@ from .selection.weighted import WeightedDataset
 from .synthetic.dataset import SyntheticCoreset, load_coreset
 from .synthetic.formats import read_experts, read_published
 from .synthetic.preprocessing import ZCA, Normalize, Raw
-from .synthetic.views import Views
 
 if TYPE_CHECKING:
     from .synthetic.batchnorm import calibrate_batchnorm
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from .synthetic.pipeline import distill
     from .synthetic.teaching import teach
     from .synthetic.training import TrainingRecipe, recipe_for
+    from .synthetic.views import Views
 
 __all__ = [
     "ZCA",
@@ -62,6 +62,7 @@ __all__ = [
 
 _LATER = {  # these bring modules that a training script which selects does not need
     "TrainingRecipe": "training",
+    "Views": "views",
     "calibrate_batchnorm": "batchnorm",
     "distill": "pipeline",
     "evaluate": "evaluation",

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from .checks import TargetKind, check_inputs, check_targets, check_tiles, check_
 from .preprocessing import Preprocessing, from_state
 from .tiles import unpack
 from .untrusted import printable, reading
-from .views import Views
+
+if TYPE_CHECKING:
+    from .views import Views
 
 # What a file may say of these.
 _DESCRIBED: dict[str, tuple[type, ...]] = {
@@ -247,8 +249,14 @@ def from_tensors(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) 
             raise ValueError(f"{name} is {str(values.get(name))[:80]!r}, a {type(values.get(name)).__name__}")
     values["class_names"] = values.pop("classes", None)  # the file's word
     values["tiles"] = 1 if values.get("tiles") is None else values["tiles"]
-    values["views"] = None if values.get("views") is None else Views.from_state(values["views"])
+    values["views"] = None if values.get("views") is None else _views(values["views"])
     return SyntheticCoreset(tensors["inputs"], tensors["targets"], preprocessing=preprocessing, **values)
+
+
+def _views(said: Mapping[str, Any]) -> Views:
+    from .views import Views  # most sets have none
+
+    return Views.from_state(said)
 
 
 def load_coreset(name_or_path: str | os.PathLike[str]) -> SyntheticCoreset:

@@ -35,8 +35,7 @@ def label_views(
         >>> taught = label_views(coreset, teacher, views=64)
         >>> fit(new_network, taught)
     """
-    if not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature must be positive and finite, got {temperature}")
+    check_temperature(temperature)
     if coreset.tiles > 1:
         raise ValueError(f"coreset must have one example per image, got {coreset.size}; pass the images it was made of")
     made = views if isinstance(views, Views) else Views(views, mirror=keep_class_mirrored(coreset.class_names))
@@ -51,6 +50,12 @@ def label_views(
     return SyntheticCoreset(
         coreset.stored, targets, preprocessing=coreset.preprocessing, **about | {"num_classes": targets.shape[1]}
     )
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuses what logits cannot be divided by."""
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature must be positive and finite, got {temperature}")
 
 
 @torch.no_grad()

@@ -53,6 +53,8 @@ class Problem:
 
     def check_images_per_class(self, count: int, *, each: int = 1) -> None:
         """Refuses more images per class than every class has, where a stored image begins as `each` of them."""
+        if count < 1:
+            raise ValueError(f"images_per_class must be at least 1, got {count}")
         labels, counts = self.train.targets.unique(return_counts=True)
         fewest = int(counts.argmin())
         if count * each > int(counts[fewest]):

@@ -16,7 +16,7 @@ from .distillers.presets import TEACHERS
 from .distillers.teacher import Teacher, train_teacher
 from .fitting import accuracy_on
 from .image_data import Images, open_images
-from .labelling import label_views
+from .labelling import check_temperature, label_views
 from .networks import network
 from .problem import Problem, make_problem
 from .reporting import Progress, Reporter
@@ -70,28 +70,15 @@ def teach(
     images = open_images(data, image_size=image_size)
     problem, report = make_problem(images, name=name, held_out=held_out, device=device), Reporter(progress)
     problem.check_images_per_class(images_per_class)
+    check_temperature(temperature)
     if teacher is not None and settings:
         raise ValueError(
             f"settings are for a teacher that is trained here, got {dict(settings)}; leave one of both out"
         )
-    mirror = keep_class_mirrored(problem.class_names)
-    count = min(_MOST, max(_FEWEST, _PER_CLASS // images_per_class))
-    made = views if isinstance(views, Views) else Views(count if views is None else views, mirror=mirror)
-    plan = _plan(problem, settings or {}, mirror)
+    made = views if isinstance(views, Views) else _views(problem, images_per_class, views)
+    plan = _plan(problem, settings or {}, made.mirror)
     model = _trained(plan, problem, seed, report) if teacher is None else teacher
-    known = {} if problem.held_out is None else {"teacher_accuracy": round(_accuracy(model, problem), 4)}
-    if known:
-        report.note(f"teacher: accuracy {known['teacher_accuracy']:.1%} on images held out")
     inputs, targets = problem.train.per_class(images_per_class, torch.Generator().manual_seed(seed))
-    provenance = {
-        "data": problem.name,
-        "version": __version__,
-        "made": "real images; a trained network labelled views of them",
-        "settings": {"temperature": temperature},
-        "teacher": asdict(plan) if teacher is None else type(teacher).__name__,
-        "seed": seed,
-        **known,
-    }
     few = SyntheticCoreset(
         inputs.cpu(),
         targets.cpu(),
@@ -99,9 +86,23 @@ def teach(
         class_names=problem.class_names,
         method="views",
         images_per_class=images_per_class,
-        provenance=provenance | ({"image_size": image_size} if image_size else {}),
+        provenance={
+            "data": problem.name,
+            "version": __version__,
+            "made": "real images; a trained network labelled views of them",
+            "settings": {"temperature": temperature},
+            "teacher": asdict(plan) if teacher is None else type(teacher).__name__,
+            "seed": seed,
+            **_tested(model, problem, report),
+            **({"image_size": image_size} if image_size else {}),
+        },
     )
     return label_views(few, model, made, temperature=temperature)
+
+
+def _views(problem: Problem, images_per_class: int, asked: int | None) -> Views:
+    usual = min(_MOST, max(_FEWEST, _PER_CLASS // images_per_class))
+    return Views(usual if asked is None else asked, mirror=keep_class_mirrored(problem.class_names))
 
 
 def _plan(problem: Problem, settings: Mapping[str, Any], mirror: bool) -> Teacher:
@@ -120,7 +121,11 @@ def _trained(plan: Teacher, problem: Problem, seed: int, report: Reporter) -> nn
     return train_teacher(plan, make, problem.train, seed=seed, report=report.note)
 
 
-def _accuracy(model: nn.Module, problem: Problem) -> float:
-    assert problem.held_out is not None
-    rows = torch.arange(problem.held_out.n).split(250)
-    return accuracy_on(model, (problem.held_out.rows(part) for part in rows))
+def _tested(model: nn.Module, problem: Problem, report: Reporter) -> dict[str, float]:
+    """The teacher's accuracy on images held out, if any are."""
+    if problem.held_out is None:
+        return {}
+    held_out = problem.held_out
+    right = accuracy_on(model, (held_out.rows(part) for part in torch.arange(held_out.n).split(250)))
+    report.note(f"teacher: accuracy {right:.1%} on images held out")
+    return {"teacher_accuracy": round(right, 4)}

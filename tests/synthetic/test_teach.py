@@ -1,0 +1,89 @@
+"""`teach`: the set is real images with a teacher's labels, the same for the same arguments, from Python and the shell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from coreset_sampler import SyntheticCoreset, Views, teach
+from coreset_sampler.cli.main import main
+from coreset_sampler.synthetic.image_data import open_images
+
+pytest.importorskip("sklearn")
+QUICK = {"network": "convnet-batch:8-16", "epochs": 3}
+
+
+def test_images_are_real_and_labels_those_of_a_teacher_that_has_learned():
+    lines: list[str] = []
+    coreset = teach("digits", images_per_class=2, views=32, settings=QUICK | {"epochs": 12}, progress=lines.append)
+    assert coreset.size == "20 images, 640 examples"
+    assert (coreset.method, coreset.images_per_class, coreset.target_kind) == ("views", 2, "soft")
+    assert coreset.views == Views(32, mirror=False)  # digits have no mirror images
+    real = {image.numpy().tobytes() for image in open_images("digits").train[0]}
+    bytes_of = (coreset.exact_pixels(stored=True) * 255).round().to(torch.uint8)
+    assert all(image.numpy().tobytes() in real for image in bytes_of)
+    # a view that is mostly its own image is labelled as it is
+    labels = torch.arange(10).repeat_interleave(2)
+    modal = coreset.targets.argmax(1).view(20, 32).mode(1).values
+    assert float((modal == labels).double().mean()) > 0.8
+    assert coreset.provenance["teacher_accuracy"] > 0.8
+    assert any("images held out" in line for line in lines)
+
+
+def test_the_same_arguments_give_the_same_set_and_another_seed_other_images():
+    one, same, other = (
+        teach("digits", images_per_class=1, views=4, settings=QUICK, seed=seed, progress=False) for seed in (0, 0, 1)
+    )
+    assert one.equal(same)
+    assert not torch.equal(one.stored, other.stored)
+
+
+def test_your_own_teacher_labels_and_is_named():
+    torch.manual_seed(0)
+    mine = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    coreset = teach("digits", images_per_class=1, views=4, teacher=mine, held_out=0.0, progress=False)
+    torch.testing.assert_close(coreset.targets, mine(coreset.inputs).softmax(1))
+    assert coreset.provenance["teacher"] == "Sequential"
+    assert "teacher_accuracy" not in coreset.provenance
+
+
+@pytest.mark.parametrize(("count", "views"), [(1, 512), (10, 128), (50, 25), (100, 16)])
+def test_views_that_are_not_said_are_as_many_in_each_class(count, views):
+    mine = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    coreset = teach("digits", images_per_class=count, teacher=mine, held_out=0.0, progress=False)
+    assert coreset.views == Views(views, mirror=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(images_per_class=500), "images_per_class must be at most the training images"),
+        (dict(images_per_class=0), "images_per_class must be at least 1"),
+        (dict(settings={"steps": 3}), "the teacher has no setting 'steps'; it has network, epochs"),
+        (dict(settings={"epochs": 3}, teacher=nn.Linear(1, 1)), "settings are for a teacher that is trained here"),
+        (dict(views=0), "views must be an integer from 1"),
+        (dict(temperature=-1.0), "temperature must be positive"),
+        (dict(device="nowhere"), "device must be one that torch finds here"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_trained(change, message):
+    lines: list[str] = []
+    with pytest.raises(ValueError, match=message):
+        teach("digits", progress=lines.append, **change)
+    assert not lines
+
+
+def test_from_the_shell(tmp_path, capsys):
+    path = tmp_path / "a.safetensors"
+    words = ["teach", "digits", "--images-per-class", "1", "--views", "4", "--set", "epochs=2", "-o", str(path)]
+    assert main(words) == 0
+    assert "10 images, 40 examples" in capsys.readouterr().out
+    assert len(SyntheticCoreset.load(path)) == 40
+    assert main(words) == 1
+    assert "exists already: --force" in capsys.readouterr().err
+    assert main([*words[:-1], str(tmp_path / "a.pt")]) == 1
+    assert "FILE must end in .safetensors" in capsys.readouterr().err
+    assert main(["info", str(path)]) == 0
+    assert main(["show", str(path), "-o", str(tmp_path / "a.png")]) == 0
+    assert "each image gives 4 views" in capsys.readouterr().out
