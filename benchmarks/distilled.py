@@ -49,7 +49,7 @@ def small_huggingface(folder: Path) -> str:
 def trained_on(job: Row, args: argparse.Namespace) -> SyntheticCoreset:
     """The set itself, or real images of this seed."""
     learned = load_coreset(args.coreset)
-    if job["images"] == "the set":
+    if job["images"] == "set":
         return learned
     return RealImages(opened(args.data, args.validation), learned, job["images"]).coreset(job["seed"])
 
@@ -76,7 +76,7 @@ def jobs_of(args: argparse.Namespace) -> list[Row]:
         about | {"network": network, "images": images, "seed": seed}
         for seed in range(args.seed, args.seed + args.seeds)
         for network in args.networks
-        for images in ("the set", *against)
+        for images in ("set", *against)
     ]
 
 

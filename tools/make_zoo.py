@@ -184,7 +184,7 @@ def from_records(name: str, file: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     networks: dict[str, dict[str, Any]] = {}
     for row in (row for row in rows if row["coreset"] == name and row["on"] == "test"):
-        images = "the coreset" if row["images"] == "the set" else row["images"]
+        images = "the coreset" if row["images"] == "set" else row["images"]
         networks.setdefault(row["network"], {}).setdefault(images, []).append(row["accuracy"])
     if not networks:
         raise SystemExit(
