@@ -1,18 +1,16 @@
-"""A learned set of 10 to 100 images trains a timm ResNet, a timm ViT and a Hugging Face model, beside random real images.
+"""A set of 100 images trains a timm ResNet, a timm ViT and a Hugging Face model, beside random real images.
 
-    python recipes/train_on_distilled.py                        # 100 learned digits; held-out digits to test
-    python recipes/train_on_distilled.py fashion-mnist/vbpc-10 --data DIR
+    python recipes/train_on_distilled.py                        # 100 digits with labelled views; held-out digits to test
+    python recipes/train_on_distilled.py fashion-mnist/views-10 --data DIR
     python recipes/train_on_distilled.py mine.safetensors --data DIR --timm resnet50 --huggingface DIR
 
 The coreset is a name out of `coreset-sampler zoo` or a file. `for_timm` and `for_huggingface` size and normalise its images
 as each model's own settings say; the test images go the same way. `fit` trains as `recipe_for` says for the kind of model:
-probabilities for labels, AdamW along one cycle, shifts and flips for each image. The random images, others for each seed,
-are trained the same way; a set with several examples in an image stands also beside as many real ones, packed alike.
+probabilities for labels, AdamW along one cycle. The random images, others for each seed, are trained the same way, shifted
+and mirrored at each visit; a set with several examples in an image stands also beside as many real ones, packed alike.
 --data is a folder that `datasets.load_dataset` opens. Models start from random weights.
 
-Measured (the 100 learned digits of `digits/vbpc-10`, 500 held-out digits, n = 1): timm resnet10t 0.928, random images 0.960,
-both 1.000 on what they were trained on. That set was made for ConvNets with InstanceNorm and does not carry over to this
-network. The two transformers were not measured with this version.
+FIGURES
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ def opened(data: str | None) -> ImageData:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("coreset", nargs="?", default="digits/vbpc-10", help="name or file (default: %(default)s)")
+    parser.add_argument("coreset", nargs="?", default="digits/views-10", help="name or file (default: %(default)s)")
     parser.add_argument("--data", help="real images; needed unless the coreset is one of digits")
     parser.add_argument("--timm", default="resnet10t", help="of timm.list_models() (default: %(default)s)")
     parser.add_argument(
