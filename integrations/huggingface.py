@@ -52,9 +52,9 @@ def for_huggingface(
         coreset: its images are taken before its own preprocessing.
         image_processor: of the model.
         targets: class numbers (`"hard"`) by default, which a plain `Trainer` fits by cross-entropy. Learned sets do better
-            with `"soft"` (probabilities). Models take floats for a multi-label problem, so with these and with `"own"` (as
-            stored) give the trainer the loss: `Trainer(..., compute_loss_func=train_set.compute_loss)`. `fit` knows
-            which to use.
+            with `"soft"` (probabilities), and labelled views need it: a class number says little of a mixture. Models take
+            floats for a multi-label problem, so with these and with `"own"` (as stored) give the trainer the loss:
+            `Trainer(..., compute_loss_func=train_set.compute_loss)`. `fit` knows which to use.
 
     Example:
         >>> train_set = for_huggingface(coreset, processor)
