@@ -200,7 +200,7 @@ class TestTraining:
         coreset = digits()
         quick = {"hmc": {"steps": 12, "burn_in": 6, "thin": 2}, "sghmc": {"steps": 40, "burn_in": 20, "thin": 5}}
         quick["a-sghmc"] = quick["sghmc"]
-        quick |= {"ensemble": {"networks": 2}, "last-layer": {"beta": 1.0}}
+        quick |= {"ensemble": {"networks": 2}, "last-layer": {"beta": 1.0}, "recipe": {"steps": 300}}
         (row,) = evaluate(
             coreset, "digits", by=[by], networks=["convnet"], widths=(16, 16), seeds=1, progress=False,
             settings={by: quick[by]} if by in quick else None,

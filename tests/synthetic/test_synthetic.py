@@ -336,10 +336,10 @@ class TestFile:
             SyntheticCoreset.load(path)
 
     def test_a_newer_file_asks_for_an_upgrade(self, path, monkeypatch):
-        monkeypatch.setattr(coreset_file, "version_for", lambda _: 3)
+        monkeypatch.setattr(coreset_file, "version_for", lambda _: 4)
         KINDS["hard"].save(path)
         monkeypatch.undo()
-        with pytest.raises(CoresetFileError, match=r"newer.*version 3.*up to 2.*pip install -U"):
+        with pytest.raises(CoresetFileError, match=r"newer.*version 4.*up to 3.*pip install -U"):
             SyntheticCoreset.load(path)
 
     def test_a_tensor_that_claims_more_than_the_file_holds_is_refused(self, path):

@@ -211,3 +211,14 @@ def test_what_views_cannot_be_made_of_is_refused() -> None:
         SyntheticCoreset(images(), torch.arange(6) % 3, preprocessing=Raw(), views=Views(8))
     with pytest.raises(ValueError, match="views and tiles do not go together"):
         SyntheticCoreset(images(), torch.arange(24) % 3, preprocessing=Raw(), views=Views(4), tiles=2)
+
+
+def test_a_saved_dataset_of_hugging_face_is_read_with_its_views(tmp_path) -> None:
+    pytest.importorskip("datasets")
+    from coreset_sampler.integrations.huggingface import to_hf
+
+    from coreset_sampler import read_published
+
+    taught = label_views(real(), teacher(), views=8)
+    to_hf(taught).save_to_disk(tmp_path / "saved")
+    assert read_published(tmp_path / "saved").equal(taught)

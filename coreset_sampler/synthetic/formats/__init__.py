@@ -108,7 +108,8 @@ def _coreset(
             last_layer=published.last_layer,
             provenance=published.provenance,
             tiles=published.tiles,
+            views=published.views,
         )
-        if coreset.inputs.ndim == 4:
-            published.preprocessing(coreset.inputs[:1])  # it must fit the images
+        if coreset.stored.ndim == 4:
+            published.preprocessing(coreset.stored[:1])  # it must fit the images
         return coreset

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from ..checks import TargetKind
 from ..preprocessing import Preprocessing
 from .source import Source
+
+if TYPE_CHECKING:
+    from ..views import Views
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Published:
     last_layer: dict[str, float] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     tiles: int = 1
+    views: Views | None = None
 
 
 class Reader(Protocol):
