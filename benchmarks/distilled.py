@@ -24,7 +24,7 @@ from coreset_sampler.synthetic.image_data import ImageData, open_images
 from coreset_sampler.synthetic.real_images import PACKED, RealImages
 
 NETWORKS = ("convnet", "timm:resnet18", "vgg-batch", "timm:vit_tiny_patch16_224+depth=4", "hf")
-FIGURES = ("accuracy", "train_accuracy", "nll", "ece")
+FIGURES = ("accuracy", "train_accuracy", "nll", "ece", "test_images")
 
 
 @lru_cache(maxsize=1)

@@ -183,7 +183,8 @@ def from_records(name: str, file: Path) -> dict[str, Any]:
     """What the benchmark has recorded of a set on each network, beside real images; the index leads with the first."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     networks: dict[str, dict[str, Any]] = {}
-    for row in (row for row in rows if row["coreset"] == name and row["on"] == "test"):
+    rows = [row for row in rows if row["coreset"] == name and row["on"] == "test" and row["steps"] is None]
+    for row in rows:
         images = "the coreset" if row["images"] == "set" else row["images"]
         networks.setdefault(row["network"], {}).setdefault(images, []).append(row["accuracy"])
     if not networks:
@@ -193,7 +194,7 @@ def from_records(name: str, file: Path) -> dict[str, Any]:
     table = {net: {how: of(values) for how, values in found.items()} for net, found in networks.items()}
     first = next(iter(table.values()))["the coreset"]
     how = f"{next(iter(table))} trained as recipe_for says; networks: others, beside as many real images"
-    return {**first, "test_images": rows[0].get("test_images", 10_000), "how": how, "networks": table}
+    return {**first, "test_images": rows[0]["test_images"], "how": how, "networks": table}
 
 
 def of(values: list[float]) -> dict[str, float]:
