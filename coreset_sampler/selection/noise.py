@@ -146,7 +146,11 @@ def quality_of(store: ScoreStore, model: NoiseModel) -> Tensor:
     quality, seen = torch.ones(store.n), store.counts > 0
     if not model.competent or model.rate == 0 or not bool(seen.any()):
         return quality
-    found = _quality_by_own(store, model) if store.projected else label_quality(store.evidence, store.labels, model)
+    found = (
+        _quality_by_own(store, model)
+        if store.projected
+        else label_quality(store.log_probabilities, store.labels, model)
+    )
     quality[seen] = lowered(found[seen], 1 - model.rate)
     return quality
 

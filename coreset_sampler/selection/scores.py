@@ -16,7 +16,7 @@ _MOST_LOGITS = 4_000_000  # numbers that the logits of first visits may take
 _LEAST_FIRST, _MOST_FIRST = 2_000, 20_000  # of these logits, in rows, whatever the classes
 
 _SAVED = ("counts", "last_seen", "label_probability", "margin", "_gradient", "_first_at", "_first_logits")
-_SAVED_WHOLE = ("evidence",)
+_SAVED_WHOLE = ("log_probabilities",)
 _SAVED_PROJECTED = ("_vote", "_votes", "_largest")
 
 
@@ -52,7 +52,7 @@ class ScoreStore:
     """`(n,)` float32: mean of the softmax at the label, NaN where never seen."""
     margin: Tensor
     """`(n,)` float32: mean of the label's logit minus the largest other one, NaN where never seen."""
-    evidence: Tensor
+    log_probabilities: Tensor
     """`(n, classes)` float32: mean of the log softmax, NaN where never seen; empty if projected."""
     skipped: int
     """Rows left out because a logit was NaN or infinite."""
@@ -73,7 +73,7 @@ class ScoreStore:
         self.last_seen = torch.full((self.n,), -1, dtype=torch.int32)
         self.label_probability, self.margin = (torch.full((self.n,), torch.nan) for _ in range(2))
         self._gradient = torch.full((self.n, PROJECTED if self.projected else classes), torch.nan)
-        self.evidence = torch.full((0 if self.projected else self.n, classes), torch.nan)
+        self.log_probabilities = torch.full((0 if self.projected else self.n, classes), torch.nan)
         rows = max(_LEAST_FIRST, min(_MOST_FIRST, _MOST_LOGITS // classes))
         self._first_rows = min(rows, self.n - self.n // 2)
         self._first_at = torch.full((self._first_rows,), -1, dtype=torch.int64)
@@ -186,7 +186,7 @@ class ScoreStore:
             _to_mean(self._largest, at, largest, weight, seen)
             self._count_vote(at, likeliest.int())
         else:
-            _to_mean(self.evidence, at, log_probability, weight[:, None], seen[:, None])
+            _to_mean(self.log_probabilities, at, log_probability, weight[:, None], seen[:, None])
         _to_mean(self._gradient, at, gradient, weight[:, None], seen[:, None])
         self.counts[at] = seen + 1
         self.last_seen[at] = epoch

@@ -252,13 +252,13 @@ def test_a_model_of_other_classes_is_refused():
 
 
 @pytest.mark.parametrize("matrix", [symmetric(0.4, 10), pairs(0.3, 10)])
-def test_the_quality_of_a_store_is_that_of_its_evidence(matrix):
+def test_the_quality_of_a_store_is_that_of_its_log_probabilities(matrix):
     truth, logits = predictions(2000, 10)
     store = observed(logits, labelled(truth, matrix), visits=3, seen=1900)
     at, first = store.first_visits()
     model = noise_model(first, store.labels[at])
     quality = quality_of(store, model)
-    found = label_quality(store.evidence, store.labels, model)[:1900]
+    found = label_quality(store.log_probabilities, store.labels, model)[:1900]
     assert quality[:1900].equal(lowered(found, 1 - model.rate))
     assert quality[1900:].equal(torch.ones(100))
 
@@ -298,6 +298,18 @@ def test_a_weak_network_finds_one_rate_and_no_classes_that_are_taken_for_others(
     model = noise_model(logits, labelled(truth, symmetric(rate, classes), seed=seed + 10))
     assert 0.5 * rate < model.rate < 1.3 * rate
     assert float(model.matrix.diag().max() - model.matrix.diag().min()) < 0.01  # but for how common a class is
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("rate", "spread"), [(0.0, 0.8), (0.5, 1.5)])
+def test_classes_that_a_network_confuses_do_not_pass_for_classes_labelled_as_others(rate, spread, seed):
+    """It is too sure of one of each two classes that are alike, whatever the label."""
+    truth, logits = predictions(10_000, 10, signal=1.2, seed=seed)
+    sure = spread * torch.randn(10_000, 5, generator=torch.Generator().manual_seed(seed + 5), dtype=torch.float64)
+    logits += torch.stack([sure, -sure], 2).flatten(1)
+    model = noise_model(logits, labelled(truth, symmetric(rate, 10), seed=seed + 10))
+    assert model.rate == pytest.approx(rate, abs=0.1)
+    assert float(model.matrix.diag().max() - model.matrix.diag().min()) < 0.01  # one rate
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.5])

@@ -113,5 +113,5 @@ def _judged_again(store: ScoreStore, before: NoiseModel) -> NoiseModel:
     by its later visits, and later on labels are learned with their mistakes. So what was found stays, and the rate is
     never lowered.
     """
-    now = noise_model(store.evidence, store.labels)
+    now = noise_model(store.log_probabilities, store.labels)
     return now if now.rate > before.rate and now.gain > before.gain else before
