@@ -34,11 +34,14 @@ _ROUNDS = 15  # of expectation-maximisation for each temperature
 _FLOOR = 1e-3  # share of labels that may be anything, so that no likelihood is zero
 _ERRORS_ABOVE_CHANCE = 3.0  # standard errors by which a competent network's agreement is above chance
 _ERRORS_ABOVE_CLEAN = 5.0  # standard deviations by which the gain of the likelihood is above that of clean labels
-_LEAST_GAIN = (
-    0.01  # of the log likelihood an example, less the parameters; weak networks gain less, and find rates too high
+_LEAST_MORE = (
+    0.01  # gain of a matrix over one rate: what a weak network confuses looks like wrong labels, but gains less
 )
 _COARSE = tuple(10 ** (-1 + 0.2 * step) for step in range(11))  # temperatures, 0.1 to 10
 _FINE = (10**-0.1, 10**-0.05, 1.0, 10**0.05, 10**0.1)
+_HALVINGS = 40  # of the interval in which the factor of the odds is sought
+_SUREST = 1e-7  # the least chance that a label is wrong, or right; below it float32 has no numbers
+_MOST_OFTEN = 2.0  # times that the qualities of a class may be raised, to make up for its share
 
 Fit = tuple[float, Tensor]
 """A log likelihood and the noise matrix it belongs to."""
@@ -66,8 +69,9 @@ class NoiseModel:
 def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
     """Fits temperature and noise matrix. Where nothing speaks against the labels, the matrix is the identity and `rate` 0.
 
-    Below 50 examples a class, or where a rate for each pair of classes explains no more (by Akaike's criterion), the matrix
-    has one rate for all classes, and a wrong label is any class, by how common it is.
+    The matrix has one rate for all classes, and a wrong label is any class, by how common it is. That rate is found by weak
+    networks too, if too low. Where it explains clearly more, by Akaike's criterion, there is a rate for each pair of
+    classes. That needs 50 examples a class and a network that tells classes apart: what a weak one confuses looks the same.
 
     Args:
         first_logits: `(n, classes)`, of examples that the network was not trained on before, best those of the second
@@ -83,78 +87,113 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
         return NoiseModel(1.0, torch.eye(classes, dtype=torch.float64), 0.0, competent=False)
     shares = torch.bincount(labels, minlength=classes).double() / len(labels)
     (clean, _), cold = _best_temperature(logits, lambda q: _loglik_clean(q, labels, shares))
-    families = [(_fit_matrix, classes * (classes - 1))] * (len(labels) >= _PER_CLASS * classes) + [(_fit_background, 1)]
     best = NoiseModel(cold, torch.eye(classes, dtype=torch.float64), 0.0, competent=True)
-    for fit, parameters in families:
+    for fit, parameters, least in ((_fit_background, 1, 0.0), (_fit_matrix, classes * (classes - 1), _LEAST_MORE)):
+        if fit is _fit_matrix and len(labels) < _PER_CLASS * classes:
+            break
         (noisy, matrix), temperature = _best_temperature(logits, partial(fit, labels=labels, shares=shares))
         gain = (noisy - clean - parameters) / len(labels)
-        if gain > max(best.gain, _LEAST_GAIN) and _is_noisy(noisy - clean, parameters):
+        if gain > best.gain + least and _is_noisy(noisy - clean, parameters):
             right = _right(_softmax(logits, temperature), labels, matrix)
             best = NoiseModel(temperature, matrix, float(1 - right.mean()), competent=True, gain=gain)
     return best
 
 
-def label_quality(mean_probabilities: Tensor, labels: Tensor, model: NoiseModel) -> Tensor:
+def label_quality(log_probabilities: Tensor, labels: Tensor, model: NoiseModel) -> Tensor:
     """The probability `(n,)` float32 that each label is right, by the mean of all that the network said of the example.
 
     The noise matrix stays as it was found at first visits, since what is learned by heart later speaks for every label;
-    the temperature is fitted anew, on the logarithm of the mean probability. All are 1 where the model doubts none.
+    the temperature is fitted anew. All are 1 where the model doubts none.
 
     Args:
-        mean_probabilities: `(n, classes)`, over all visits. A row that is not finite (not seen) has quality 1.
+        log_probabilities: `(n, classes)`, or logits: the mean over all visits. A row that is not finite (not seen) has
+            quality 1.
         labels: `(n,)` int64, as given.
         model: of `noise_model`.
 
     Cost: a softmax in float64 of all rows, in chunks; sixteen on at most 4,000 rows.
     """
-    _check("mean_probabilities", mean_probabilities, labels)
-    if mean_probabilities.shape[1] != len(model.matrix):
+    _check("log_probabilities", log_probabilities, labels)
+    if log_probabilities.shape[1] != len(model.matrix):
         raise ValueError(
-            f"mean_probabilities must have a column for each of the model's {len(model.matrix)} classes, got "
-            f"{mean_probabilities.shape[1]}. Fit noise_model to logits of the same network."
+            f"log_probabilities must have a column for each of the model's {len(model.matrix)} classes, got "
+            f"{log_probabilities.shape[1]}. Fit noise_model to logits of the same network."
         )
-    quality = torch.ones(len(labels), dtype=torch.float32, device=mean_probabilities.device)
+    quality = torch.ones(len(labels), dtype=torch.float32, device=log_probabilities.device)
     if not model.competent or model.rate == 0:
         return quality
-    some, some_labels = _some_rows(mean_probabilities, labels, _ROWS_OF_TEMPERATURE)
+    some, some_labels = _some_rows(log_probabilities, labels, _ROWS_OF_TEMPERATURE)
     if not len(some):
         return quality
-    logits = _log(some)
-    _, temperature = _best_temperature(logits, lambda q: (_loglik(q, some_labels, model.matrix), model.matrix))
+    _, temperature = _best_temperature(some, lambda q: (_loglik(q, some_labels, model.matrix), model.matrix))
     for rows in torch.arange(len(labels)).split(max(1, _CHUNK // len(model.matrix))):
-        part, of = mean_probabilities[rows], labels[rows].to(quality.device)
-        right = _right(_softmax(_log(part), temperature), of, model.matrix.to(quality.device))
+        part, of = log_probabilities[rows], labels[rows].to(quality.device)
+        right = _right(_softmax(part, temperature), of, model.matrix.to(quality.device))
         quality[rows] = torch.where(right.isfinite(), right, 1.0).float()
     return quality
 
 
 def quality_of(store: ScoreStore, model: NoiseModel) -> Tensor:
-    """`label_quality` `(n,)` float32 by what a store has seen. Never seen: 1.
+    """`label_quality` `(n,)` float32 by what a store has seen, on average at most the model's share of right labels.
 
-    Of projected scores only the label's own probability is known: whatever is not the label is taken to be any other class.
+    Never seen: 1. Of projected scores only the label's own probability is known: whatever is not the label is taken to be
+    any other class.
 
     Args:
         store: of a sampler that observes.
         model: of `noise_model`, such as that of its `first_visits`.
     """
-    if not store.projected:
-        return label_quality(store.probabilities(), store.labels, model)
     quality, seen = torch.ones(store.n), store.counts > 0
     if not model.competent or model.rate == 0 or not bool(seen.any()):
         return quality
-    diagonal, labels, own = model.matrix.diag(), store.labels[seen], store.label_probability[seen].double()
-    others = (model.matrix.sum(0) - diagonal) / (len(model.matrix) - 1)  # of each label, from any other class
-    right, wrong = own * diagonal[labels], (1 - own) * others[labels]
-    quality[seen] = (right / (right + wrong).clamp(min=1e-300)).float()
+    found = (
+        _quality_by_own(store, model)
+        if store.projected
+        else label_quality(store.log_probabilities, store.labels, model)
+    )
+    quality[seen] = lowered(found[seen], 1 - model.rate)
     return quality
 
 
+def lowered(quality: Tensor, most: float) -> Tensor:
+    r"""Qualities `(n,)` in the same order whose mean is at most `most`: all odds $r / (1 - r)$ times one factor up to 1.
+
+    What a network has learned by heart speaks for wrong labels too. It still speaks more for right ones, so that the order
+    is kept when their number is known.
+
+    Example:
+        >>> lowered(torch.tensor([0.9, 0.8]), 0.5)  # odds 9 and 4 become 1.5 and 0.67, a sixth
+        tensor([0.6000, 0.4000])
+
+    Args:
+        quality: `(n,)` in [0, 1].
+        most: share of right labels.
+    """
+    if not len(quality) or float(quality.double().mean()) <= most:
+        return quality
+    odds = torch.logit(quality.double().clamp(_SUREST, 1 - _SUREST))
+    low, high = -2 * float(odds.abs().max()) - 1, 0.0  # logarithms of factors that are too small, and too large
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if float((odds + middle).sigmoid().mean()) > most else (middle, high)
+    return (odds + low).sigmoid().to(quality.dtype)
+
+
+def _quality_by_own(store: ScoreStore, model: NoiseModel) -> Tensor:
+    """By the mean probability of the label alone; NaN where never seen."""
+    diagonal, labels, own = model.matrix.diag(), store.labels, store.label_probability.double()
+    others = (model.matrix.sum(0) - diagonal) / (len(model.matrix) - 1)  # of each label, from any other class
+    right, wrong = own * diagonal[labels], (1 - own) * others[labels]
+    return (right / (right + wrong).clamp(min=1e-300)).float()
+
+
 def label_chance(quality: Tensor, labels: Tensor, *, exponent: float = 2.0) -> Tensor:
-    """How often to show each example `(n,)`, in (0, 1]: its quality to a power, with every class at its own share.
+    """How often to show each example `(n,)`, the surest 1: its quality to a power, with every class at its own share.
 
     A power above 1 tells right labels from wrong ones more sharply, and would take most from the classes that are hard to
-    tell apart. So the chances of the examples labelled `c` are scaled to the sum of their qualities, the expected number
-    of right labels among them.
+    tell apart. So the chances of the examples labelled `c` are in proportion to the sum of their qualities, the expected
+    number of right labels among them; but no quality is raised to more than 2. Chances count relative to each other: none
+    is cut off at 1, where wrong labels that were learned by heart would be shown as often as right ones.
 
     Args:
         quality: `(n,)`, of `label_quality`.
@@ -168,10 +207,15 @@ def label_chance(quality: Tensor, labels: Tensor, *, exponent: float = 2.0) -> T
             f"quality must have one entry for each label, got shapes {tuple(quality.shape)} and {tuple(labels.shape)}. "
             "Pass what label_quality returns for the same labels."
         )
+    if not len(labels):
+        return quality
     powers = quality.double() ** exponent
-    classes = int(labels.max()) + 1 if len(labels) else 0
-    sums = [torch.zeros(classes, dtype=torch.float64).index_add_(0, labels, of) for of in (quality.double(), powers)]
-    return (powers * (sums[0] / sums[1].clamp(min=1e-300))[labels]).clamp(max=1.0).to(quality.dtype)
+    sums = [
+        torch.zeros(int(labels.max()) + 1, dtype=torch.float64).index_add_(0, labels, of)
+        for of in (quality.double(), powers)
+    ]
+    chance = (powers * (sums[0] / sums[1].clamp(min=1e-300))[labels]).clamp(max=_MOST_OFTEN)
+    return (chance / chance.max().clamp(min=1e-300)).to(quality.dtype)
 
 
 def _best_temperature(logits: Tensor, fit: Callable[[Tensor], Fit]) -> tuple[Fit, float]:
@@ -210,8 +254,17 @@ def _fit_background(q: Tensor, labels: Tensor, shares: Tensor) -> Fit:
 
 
 def _loglik_clean(q: Tensor, labels: Tensor, shares: Tensor) -> Fit:
-    own = q.gather(1, labels[:, None])[:, 0]
-    return float(((1 - _FLOOR) * own + _FLOOR * shares[labels]).log().sum()), shares
+    """Of labels that are all right, by what the network says or by that with each class at its share, whichever is more.
+
+    Wrong labels of any class have the classes' shares. Without the same for right ones, weak networks would find the one
+    where there is no more than the other.
+    """
+    at_share = q * (shares / q.mean(0).clamp(min=1e-300))
+    logliks = []
+    for some in (q, at_share / at_share.sum(1, keepdim=True).clamp(min=1e-300)):
+        own = some.gather(1, labels[:, None])[:, 0]
+        logliks.append(float(((1 - _FLOOR) * own + _FLOOR * shares[labels]).log().sum()))
+    return max(logliks), shares
 
 
 def _loglik(q: Tensor, labels: Tensor, matrix: Tensor) -> float:
@@ -260,10 +313,6 @@ def _some_rows(values: Tensor, labels: Tensor, most: int = 10**9) -> tuple[Tenso
 
 def _softmax(logits: Tensor, temperature: float) -> Tensor:
     return (logits.double() / temperature).softmax(1)
-
-
-def _log(probabilities: Tensor) -> Tensor:
-    return probabilities.double().clamp(min=1e-12).log()
 
 
 def _check(name: str, values: Tensor, labels: Tensor) -> None:

@@ -149,9 +149,9 @@ def test_a_network_that_was_too_weak_at_first_is_asked_again():
     labels = labelled(truth, symmetric(0.5, CLASSES))
     guesses = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
     run = Run(labels, lambda at, epoch: (guesses if epoch < 10 else logits)[at].float())
-    run.go(40)
+    run.go(20)
     assert run.figures == {}
-    assert all(map(torch.equal, run.picks, uniform_picks(labels, 40)))
+    assert all(map(torch.equal, run.picks, uniform_picks(labels, 20)))
     run.go(20)
     assert run.figures["estimated_noise_rate"] == pytest.approx(0.5, abs=0.06)
     assert float((labels != truth)[torch.cat(run.picks[-10:])].double().mean()) < 0.15

@@ -15,7 +15,7 @@ from .pools import class_weights, first_of_each_class, quotas
 from .uniform import Place, next_of_pass
 
 _LEAST_RATE = 0.05  # of wrong labels; below it all are trusted
-_FIRST_AGAIN = 4  # passes after which the labels are judged anew, then at every power of 2
+_FIRST_AGAIN = 2  # passes after which the labels are judged anew, then at every power of 2
 _LEAST_CHANCE = 0.02  # so that each example is shown again
 
 
@@ -101,7 +101,7 @@ def learned(state: Watched, store: ScoreStore | None, per_pass: int, exponent: f
 
 
 def _is_time(selections: int, per_pass: int) -> bool:
-    """Whether 4, 8, 16, ... passes have just been shown."""
+    """Whether 2, 4, 8, 16, ... passes have just been shown."""
     passes, rest = divmod(selections, per_pass)
     return rest == 0 and passes >= _FIRST_AGAIN and passes & (passes - 1) == 0
 
@@ -110,8 +110,8 @@ def _judged_again(store: ScoreStore, before: NoiseModel) -> NoiseModel:
     """The noise model of all visits, where that of `before` found nothing, or less noise with less evidence.
 
     What a network says of an example before it was trained on it is the best evidence. One that knew little then says more
-    by its later visits. In the first passes the means are still full of what an untrained network said, which looks like
-    noise; later on labels are learned with their mistakes. So what was found stays, and the rate is never lowered.
+    by its later visits, and later on labels are learned with their mistakes. So what was found stays, and the rate is
+    never lowered.
     """
-    now = noise_model(store.probabilities().clamp(min=1e-12).log(), store.labels)
+    now = noise_model(store.log_probabilities, store.labels)
     return now if now.rate > before.rate and now.gain > before.gain else before
