@@ -41,7 +41,6 @@ _COARSE = tuple(10 ** (-1 + 0.2 * step) for step in range(11))  # temperatures, 
 _FINE = (10**-0.1, 10**-0.05, 1.0, 10**0.05, 10**0.1)
 _HALVINGS = 40  # of the interval in which the factor of the odds is sought
 _SUREST = 1e-7  # the least chance that a label is wrong, or right; below it float32 has no numbers
-_MOST_OFTEN = 2.0  # times that the qualities of a class may be raised, to make up for its share
 
 Fit = tuple[float, Tensor]
 """A log likelihood and the noise matrix it belongs to."""
@@ -185,37 +184,6 @@ def _quality_by_own(store: ScoreStore, model: NoiseModel) -> Tensor:
     others = (model.matrix.sum(0) - diagonal) / (len(model.matrix) - 1)  # of each label, from any other class
     right, wrong = own * diagonal[labels], (1 - own) * others[labels]
     return (right / (right + wrong).clamp(min=1e-300)).float()
-
-
-def label_chance(quality: Tensor, labels: Tensor, *, exponent: float = 2.0) -> Tensor:
-    """How often to show each example `(n,)`, the surest 1: its quality to a power, with every class at its own share.
-
-    A power above 1 tells right labels from wrong ones more sharply, and would take most from the classes that are hard to
-    tell apart. So the chances of the examples labelled `c` are in proportion to the sum of their qualities, the expected
-    number of right labels among them; but no quality is raised to more than 2. Chances count relative to each other: none
-    is cut off at 1, where wrong labels that were learned by heart would be shown as often as right ones.
-
-    Args:
-        quality: `(n,)`, of `label_quality`.
-        labels: `(n,)` int64, as given.
-        exponent: 1 shows labels by the odds that they are right, 0 shows all examples of a class equally often.
-    """
-    if not (math.isfinite(exponent) and exponent >= 0):
-        raise ValueError(f"exponent must be 0 or more and finite, got {exponent}. To trust every label pass 0.")
-    if quality.shape != labels.shape or quality.ndim != 1:
-        raise ValueError(
-            f"quality must have one entry for each label, got shapes {tuple(quality.shape)} and {tuple(labels.shape)}. "
-            "Pass what label_quality returns for the same labels."
-        )
-    if not len(labels):
-        return quality
-    powers = quality.double() ** exponent
-    sums = [
-        torch.zeros(int(labels.max()) + 1, dtype=torch.float64).index_add_(0, labels, of)
-        for of in (quality.double(), powers)
-    ]
-    chance = (powers * (sums[0] / sums[1].clamp(min=1e-300))[labels]).clamp(max=_MOST_OFTEN)
-    return (chance / chance.max().clamp(min=1e-300)).to(quality.dtype)
 
 
 def _best_temperature(logits: Tensor, fit: Callable[[Tensor], Fit]) -> tuple[Fit, float]:

@@ -413,6 +413,7 @@ def on_a_worker():
     return found
 
 
+@pytest.mark.slow
 def test_two_workers_of_ray_watch_their_shares():
     pytest.importorskip("ray.train.torch")
     (visits, scores, off), (more, _, _) = ray_session(on_a_worker)

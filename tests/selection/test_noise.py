@@ -7,7 +7,8 @@ import torch
 from simulated import area_under_curve, labelled, observed, pairs, predictions, symmetric
 
 from coreset_sampler.selection import noise
-from coreset_sampler.selection.noise import NoiseModel, label_chance, label_quality, lowered, noise_model, quality_of
+from coreset_sampler.selection.noise import NoiseModel, label_quality, lowered, noise_model, quality_of
+from coreset_sampler.selection.strategies.due import label_chance
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])

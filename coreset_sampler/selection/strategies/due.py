@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from ..coreset import Coreset
-from ..noise import NoiseModel, label_chance, noise_model, quality_of
+from ..noise import NoiseModel, noise_model, quality_of
 from ..scores import ScoreStore
 from ..types import Balance, View
 from .pools import class_weights, first_of_each_class, quotas
@@ -17,6 +18,7 @@ from .uniform import Place, next_of_pass
 _LEAST_RATE = 0.05  # of wrong labels; below it all are trusted
 _FIRST_AGAIN = 2  # passes after which the labels are judged anew, then at every power of 2
 _LEAST_CHANCE = 0.02  # so that each example is shown again
+_MOST_OFTEN = 2.0  # times that the qualities of a class may be raised, to make up for its share
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,3 +117,34 @@ def _judged_again(store: ScoreStore, before: NoiseModel) -> NoiseModel:
     """
     now = noise_model(store.log_probabilities, store.labels)
     return now if now.rate > before.rate and now.gain > before.gain else before
+
+
+def label_chance(quality: Tensor, labels: Tensor, *, exponent: float = 2.0) -> Tensor:
+    """How often to show each example `(n,)`, the surest 1: its quality to a power, with every class at its own share.
+
+    A power above 1 tells right labels from wrong ones more sharply, and would take most from the classes that are hard to
+    tell apart. So the chances of the examples labelled `c` are in proportion to the sum of their qualities, the expected
+    number of right labels among them; but no quality is raised to more than 2. Chances count relative to each other: none
+    is cut off at 1, where wrong labels that were learned by heart would be shown as often as right ones.
+
+    Args:
+        quality: `(n,)`, of `label_quality`.
+        labels: `(n,)` int64, as given.
+        exponent: 1 shows labels by the odds that they are right, 0 shows all examples of a class equally often.
+    """
+    if not (math.isfinite(exponent) and exponent >= 0):
+        raise ValueError(f"exponent must be 0 or more and finite, got {exponent}. To trust every label pass 0.")
+    if quality.shape != labels.shape or quality.ndim != 1:
+        raise ValueError(
+            f"quality must have one entry for each label, got shapes {tuple(quality.shape)} and {tuple(labels.shape)}. "
+            "Pass what label_quality returns for the same labels."
+        )
+    if not len(labels):
+        return quality
+    powers = quality.double() ** exponent
+    sums = [
+        torch.zeros(int(labels.max()) + 1, dtype=torch.float64).index_add_(0, labels, of)
+        for of in (quality.double(), powers)
+    ]
+    chance = (powers * (sums[0] / sums[1].clamp(min=1e-300))[labels]).clamp(max=_MOST_OFTEN)
+    return (chance / chance.max().clamp(min=1e-300)).to(quality.dtype)
