@@ -34,9 +34,7 @@ _ROUNDS = 15  # of expectation-maximisation for each temperature
 _FLOOR = 1e-3  # share of labels that may be anything, so that no likelihood is zero
 _ERRORS_ABOVE_CHANCE = 3.0  # standard errors by which a competent network's agreement is above chance
 _ERRORS_ABOVE_CLEAN = 5.0  # standard deviations by which the gain of the likelihood is above that of clean labels
-_LEAST_MORE = (
-    0.01  # gain of a matrix over one rate: what a weak network confuses looks like wrong labels, but gains less
-)
+_LEAST_MORE = 0.01  # gain of a matrix over one rate: what a weak network confuses gains less than wrong labels do
 _COARSE = tuple(10 ** (-1 + 0.2 * step) for step in range(11))  # temperatures, 0.1 to 10
 _FINE = (10**-0.1, 10**-0.05, 1.0, 10**0.05, 10**0.1)
 _HALVINGS = 40  # of the interval in which the factor of the odds is sought

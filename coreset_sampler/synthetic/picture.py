@@ -80,10 +80,11 @@ def uneven(coreset: SyntheticCoreset) -> str:
     """Which classes the examples belong to, where these are not those of `images_per_class` images; empty if they are."""
     if coreset.images_per_class is None or not coreset.num_classes or coreset.targets.ndim > 2:
         return ""
-    labels = _labels(coreset) if coreset.views is None else _image_labels(coreset)  # views are mixtures of classes
-    present, counts = (values.tolist() for values in labels.unique(return_counts=True))
+    if coreset.views is not None:
+        return ""  # these are mixtures of classes
+    present, counts = (values.tolist() for values in _labels(coreset).unique(return_counts=True))
     each = zip(present, counts, strict=True)
-    expected = coreset.images_per_class * (coreset.examples_per_image if coreset.views is None else 1)
+    expected = coreset.images_per_class * coreset.examples_per_image
     others = [f"{n} {_name(coreset, label)}" for label, n in each if n != expected]
     others = [*others[:9], "..."] if len(others) > 9 else others
     missing = coreset.num_classes - len(present)

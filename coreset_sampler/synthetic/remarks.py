@@ -49,6 +49,8 @@ def made_for(coreset: SyntheticCoreset) -> str | None:
     recorded = coreset.provenance
     if coreset.target_kind == "hard" and "train_indices" in recorded:
         return None
+    if coreset.views is not None and coreset.method == "views":
+        return "made for networks of any kind: the images are real, the labels of their views a trained network's"
     several, one = recorded.get("networks"), recorded.get("network")
     if isinstance(several, list) and several:
         return printable(f"made for {len(several)} kind(s) of networks: {', '.join(map(str, several))}")

@@ -86,4 +86,6 @@ def test_from_the_shell(tmp_path, capsys):
     assert "FILE must end in .safetensors" in capsys.readouterr().err
     assert main(["info", str(path)]) == 0
     assert main(["show", str(path), "-o", str(tmp_path / "a.png")]) == 0
-    assert "each image gives 4 views" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "each image gives 4 views" in shown
+    assert "made for networks of any kind" in shown
