@@ -14,6 +14,9 @@ TargetKind = Literal["hard", "soft", "logits", "regression"]
 MOST_TILES = 8
 """Of a side. A file of a megabyte must not ask for gigabytes."""
 
+MOST_PIXELS = 2**30
+"""Of all views of a set, which are in memory together: 4 GiB."""
+
 
 def kind_of(targets: Tensor) -> TargetKind:
     """Class numbers if they are integers; floats may be anything."""
@@ -35,7 +38,7 @@ def check_tiles(inputs: Tensor, tiles: int, preprocessing: Preprocessing) -> Non
         )
 
 
-def check_views(inputs: Tensor, tiles: int, preprocessing: Preprocessing) -> None:
+def check_views(inputs: Tensor, count: int, tiles: int, preprocessing: Preprocessing) -> None:
     """Refuses inputs that views cannot be made of, or must not be."""
     if tiles > 1:
         raise ValueError(f"views and tiles do not go together: pass one of them, got tiles={tiles}")
@@ -45,6 +48,11 @@ def check_views(inputs: Tensor, tiles: int, preprocessing: Preprocessing) -> Non
         raise ValueError(
             f"views move pixels, which {preprocessing.kind} preprocessing has mixed over the whole image; normalise by "
             "channel"
+        )
+    if count * inputs.numel() > MOST_PIXELS:
+        size = count * inputs.numel() * 4 / 2**30
+        raise ValueError(
+            f"{count} views of {len(inputs)} images would take {size:.1f} GiB of memory; make fewer of each"
         )
 
 

@@ -89,7 +89,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         self.class_names = None if class_names is None else tuple(str(name) for name in class_names)
         check_tiles(self.stored, tiles, preprocessing)
         if views is not None:
-            check_views(self.stored, tiles, preprocessing)
+            check_views(self.stored, views.count, tiles, preprocessing)
         check_inputs(self.stored, self.targets, preprocessing, self.examples_per_image)
         self.num_classes = check_targets(self.targets, self.target_kind, self.class_names, num_classes)
         self.method = method

@@ -39,7 +39,7 @@ def label_views(
     if coreset.tiles > 1:
         raise ValueError(f"coreset must have one example per image, got {coreset.size}; pass the images it was made of")
     made = views if isinstance(views, Views) else Views(views, mirror=keep_class_mirrored(coreset.class_names))
-    check_views(coreset.stored, 1, coreset.preprocessing)
+    check_views(coreset.stored, made.count, 1, coreset.preprocessing)
     images = coreset.stored.float() / 255 if coreset.stored.dtype == torch.uint8 else coreset.stored
     targets = _probabilities(model, made(images), temperature)
     if coreset.num_classes not in (None, targets.shape[1]):

@@ -222,3 +222,12 @@ def test_a_saved_dataset_of_hugging_face_is_read_with_its_views(tmp_path) -> Non
     taught = label_views(real(), teacher(), views=8)
     to_hf(taught).save_to_disk(tmp_path / "saved")
     assert read_published(tmp_path / "saved").equal(taught)
+
+
+def test_views_that_would_fill_the_memory_are_refused_unmade(tmp_path) -> None:
+    # eight images in a file of a megabyte, which would ask for gigabytes
+    big = torch.zeros(8, 3, 224, 224, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"1024 views of 8 images would take 4\.6 GiB of memory; make fewer"):
+        SyntheticCoreset(big, torch.zeros(8 * 1024, dtype=torch.int8), preprocessing=Raw(), views=Views(1024))
+    with pytest.raises(ValueError, match="make fewer of each"):
+        label_views(SyntheticCoreset(big, torch.arange(8), preprocessing=Raw()), teacher(), views=1024)
