@@ -23,7 +23,7 @@ VERSION = 4
 def settings_of(sampler: CoresetSampler) -> dict[str, Any]:
     """What decides which indices come, in numbers and words that can be compared."""
     if sampler._label_hash is None:
-        sampler._label_hash = _short_hash(sampler.read_labels().numpy().tobytes())
+        sampler._label_hash = short_hash(sampler.read_labels().numpy().tobytes())
     return {
         "version": VERSION,
         "n": sampler.n,
@@ -94,13 +94,14 @@ def compare_processes(sampler: CoresetSampler) -> None:
                 **settings_of(sampler),
                 "max_overhead": sampler.max_overhead,
                 "watch": sampler._observing.watch,
-                "model": f"{type(model).__name__} {_short_hash(repr(shapes).encode())}",
+                "model": f"{type(model).__name__} {short_hash(repr(shapes).encode())}",
                 "epoch": sampler._epoch.coming,
-                "coreset": None if coreset is None else _short_hash(coreset.indices.numpy().tobytes()),
+                "coreset": None if coreset is None else short_hash(coreset.indices.numpy().tobytes()),
             }
         )
     sampler._compared = True
 
 
-def _short_hash(data: bytes) -> str:
+def short_hash(data: bytes) -> str:
+    """What a state keeps of labels, to know them again."""
     return hashlib.sha256(data).hexdigest()[:16]

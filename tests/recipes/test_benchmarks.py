@@ -1,5 +1,6 @@
 """Every benchmark at toy size: on scikit-learn's digits, or a few sentences and a tiny random BERT."""
 
+import argparse
 import dataclasses
 import importlib
 import json
@@ -17,7 +18,8 @@ import toy_data
 from harness import rows_of
 from toy_data import NUMBER, ROOT
 
-from coreset_sampler import strategies
+from coreset_sampler import CoresetSampler, strategies
+from coreset_sampler.selection.testing import inject_label_noise
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("sklearn")
@@ -169,6 +171,25 @@ def test_the_landscapes_loss_of_all_examples_and_its_derivatives_are_right():
     before, after = (one.gradient(module.moved(weights, direction, step)) for step in (-1e-5, 1e-5))
     bend = one.curvature(weights, [module.flat(list(direction.values()))])[0]
     assert module.apart(bend, (after - before) / 2e-5) < 1e-4
+
+
+def test_a_landscape_is_that_of_a_checkpoint_and_only_with_the_labels_that_it_saw(tmp_path, digits_folder):
+    module, cifar10, training = (importlib.import_module(name) for name in ("landscape", "cifar10", "image_training"))
+    args = argparse.Namespace(checkpoint=tmp_path / "run.pt", data=str(digits_folder), noise=0.5, n=20)
+    setting = cifar10.SETTINGS["paper"]
+    model = setting.network()
+    pixels, labels, _ = training.data_of(dict(seed=3, on="test"), args, setting)
+    noisy = inject_label_noise(labels, 0.5, seed=3)
+    data = training.Images(pixels, noisy, setting)
+    sampler = CoresetSampler(data, model, fraction=0.5, strategy="uniform", seed=3, labels=noisy, progress=False)
+    sampler.select()
+    torch.save(dict(model=model.state_dict(), sampler=sampler.state_dict(), epoch=7), args.checkpoint)
+    found, epoch = module.from_checkpoint(args)
+    assert epoch == 7
+    assert torch.equal(found.data.tensors[1], noisy[:20])
+    args.noise = 0.4
+    with pytest.raises(SystemExit, match="do not give the labels"):
+        module.from_checkpoint(args)
 
 
 def test_a_filter_normalised_direction_has_filters_as_long_as_the_networks():
