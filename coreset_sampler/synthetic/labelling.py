@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -52,6 +55,18 @@ def label_views(
     )
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode meanwhile; then every module is in the mode that it was in."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 def check_temperature(temperature: float) -> None:
     """Refuses what logits cannot be divided by."""
     if not 0 < temperature < float("inf"):
@@ -60,13 +75,9 @@ def check_temperature(temperature: float) -> None:
 
 @torch.no_grad()
 def _probabilities(model: nn.Module, inputs: Tensor, temperature: float) -> Tensor:
-    device, modes = next(model.parameters()).device, {module: module.training for module in model.modules()}
-    try:
-        model.eval()
+    device = next(model.parameters()).device
+    with evaluating(model):
         logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in inputs.split(_AT_ONCE)])
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     if logits.ndim != 2 or not bool(torch.isfinite(logits).all()):
         raise ValueError(f"model must give finite logits (n, classes), got shape {tuple(logits.shape)} or NaN")
     return (logits / temperature).softmax(1)

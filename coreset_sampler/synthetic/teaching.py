@@ -16,7 +16,7 @@ from .distillers.presets import TEACHERS
 from .distillers.teacher import Teacher, train_teacher
 from .fitting import accuracy_on
 from .image_data import Images, open_images
-from .labelling import check_temperature, label_views
+from .labelling import check_temperature, evaluating, label_views
 from .networks import network
 from .problem import Problem, make_problem
 from .reporting import Progress, Reporter
@@ -52,7 +52,7 @@ def teach(
         images_per_class: how many to keep.
         views: of each image; 1,280 for each class if not said, at least 16 and at most 512 of an image.
         teacher: your own classifier, trained on such images normalised by their mean and deviation
-            (`open_images(data).normalize()`); without it one is trained here, in minutes.
+            (`open_images(data).normalize()`), left as it was; without it one is trained here, in minutes.
         settings: of the teacher that is trained: network, epochs, lr, batch, mirror.
         temperature: that its logits are divided by.
         image_size: scale and crop images to so many pixels.
@@ -126,6 +126,7 @@ def _tested(model: nn.Module, problem: Problem, report: Reporter) -> dict[str, f
     if problem.held_out is None:
         return {}
     held_out = problem.held_out
-    right = accuracy_on(model, (held_out.rows(part) for part in torch.arange(held_out.n).split(250)))
+    with evaluating(model):
+        right = accuracy_on(model, (held_out.rows(part) for part in torch.arange(held_out.n).split(250)))
     report.note(f"teacher: accuracy {right:.1%} on images held out")
     return {"teacher_accuracy": round(right, 4)}

@@ -48,6 +48,16 @@ def test_your_own_teacher_labels_and_is_named():
     assert "teacher_accuracy" not in coreset.provenance
 
 
+def test_your_own_teacher_is_left_in_the_modes_that_it_was_in():
+    mine = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10), nn.Dropout(0.5)).train()
+    mine[3].eval()
+    modes = [module.training for module in mine.modules()]
+    statistics = mine[2].running_mean.clone()
+    teach("digits", images_per_class=1, views=4, teacher=mine, progress=False)  # tested on images held out, too
+    assert [module.training for module in mine.modules()] == modes
+    assert torch.equal(mine[2].running_mean, statistics)
+
+
 @pytest.mark.parametrize(("count", "views"), [(1, 512), (10, 128), (50, 25), (100, 16)])
 def test_views_that_are_not_said_are_as_many_in_each_class(count, views):
     mine = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -62,6 +72,8 @@ def test_views_that_are_not_said_are_as_many_in_each_class(count, views):
         (dict(images_per_class=0), "images_per_class must be at least 1"),
         (dict(settings={"steps": 3}), "the teacher has no setting 'steps'; it has network, epochs"),
         (dict(settings={"epochs": 3}, teacher=nn.Linear(1, 1)), "settings are for a teacher that is trained here"),
+        (dict(settings={"epochs": 0}), "epochs of the teacher must be positive, got 0"),
+        (dict(settings={"network": "convnets"}), "convnet"),
         (dict(views=0), "views must be an integer from 1"),
         (dict(temperature=-1.0), "temperature must be positive"),
         (dict(device="nowhere"), "device must be one that torch finds here"),

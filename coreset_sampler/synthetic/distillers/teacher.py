@@ -32,6 +32,11 @@ class Teacher:
     batch: int = 128
     mirror: bool = True
 
+    def __post_init__(self) -> None:
+        for name in ("epochs", "lr", "batch"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} of the teacher must be positive, got {getattr(self, name)}")
+
 
 def train_teacher(
     plan: Teacher, make: Network, data: RealData, *, seed: int = 0, report: Callable[[str], None] | None = None
