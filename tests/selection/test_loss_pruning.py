@@ -101,6 +101,17 @@ def test_with_confidence_neither_what_is_learned_nor_what_is_wrong_comes_often()
     assert run.figures["estimated_noise_rate"] == pytest.approx(0.4, abs=0.05)
 
 
+def test_with_confidence_wrong_labels_stay_away_at_the_end_too():
+    truth, logits = predictions(2000, 10)
+    labels, strategy = labelled(truth, symmetric(0.4, 10)), strategies.LossPruning(confidence_exponent=2, selections=40)
+    run = Run(labels, lambda at, epoch: logits[at].float(), strategy).go(40)
+    hard, ends = is_hard(run.store), torch.cat(run.picks[35:])
+    assert float((labels != truth)[ends].double().mean()) < 0.08
+    right = labels == truth
+    shown, there = hard[ends][right[ends]].double().mean(), hard[right].double().mean()
+    assert float(shown) == pytest.approx(float(there), abs=0.05)  # hard and learned ones alike
+
+
 def test_without_scores_it_is_uniform_and_its_state_can_be_saved():
     check_strategy(strategies.LossPruning(selections=3))
     labels = torch.arange(2000) % 10

@@ -38,7 +38,8 @@ class LossPruning:
         ratio: chance of a learned example against that of a hard one.
         confidence_exponent: above 0, labels that are right with probability $r$ count $r$ to this power.
         selections: of the whole run; needed for the end of it. None goes on to prune.
-        anneal: share of these at the end in which all examples are shown alike, in uniform passes.
+        anneal: share of these at the end in which learned and hard examples are shown alike: in uniform passes, or by the
+            confidence in the labels where these are doubted.
         posterior: `Trajectory()`; there are no scoring passes.
     """
 
@@ -70,17 +71,18 @@ class LossPruning:
     ) -> tuple[Coreset, Watched | None]:
         """Uniform passes at first and at the end; in between by loss."""
         n, store, state = len(view.labels), view.scores, state or Watched()
-        per_pass, after = -(-n // size), replace(state, selections=state.selections + 1)
-        if store is None or store.coverage == 0 or state.selections < per_pass or self._ends(state.selections):
-            picks, place = next_of_pass(n, size, state.place, generator)
-            return equal(picks, n), replace(after, place=place)
+        per_pass, ends = -(-n // size), self._ends(state.selections)
         if self.confidence_exponent:
             state = learned(state, store, per_pass, self.confidence_exponent)
-            after = replace(state, selections=state.selections + 1)
             if state.noise is not None and state.noise.competent:
                 view.log(estimated_noise_rate=state.noise.rate)
-        mass = state.chance.double() if len(state.chance) else torch.ones(n, dtype=torch.float64)
-        return pruned(is_hard(store), mass, size, self.ratio, generator), after
+        after, trusted = replace(state, selections=state.selections + 1), not len(state.chance)
+        if store is None or store.coverage == 0 or state.selections < per_pass or (ends and trusted):
+            picks, place = next_of_pass(n, size, state.place, generator)
+            return equal(picks, n), replace(after, place=place)
+        mass = torch.ones(n, dtype=torch.float64) if trusted else state.chance.double()
+        hard = torch.ones(n, dtype=torch.bool) if ends else is_hard(store)
+        return pruned(hard, mass, size, self.ratio, generator), after
 
     def _ends(self, selections: int) -> bool:
         return self.selections is not None and selections >= math.ceil(self.selections * (1 - self.anneal))
