@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scenarios import run_snippets
 
+from coreset_sampler import load_coreset
 from coreset_sampler.synthetic.distillers import presets
 
 pytest.importorskip("sklearn")
@@ -23,7 +24,7 @@ def script(path: str):
 
 
 @pytest.mark.recipe
-def test_the_benchmark_makes_measures_and_tabulates_and_does_nothing_twice(tmp_path, monkeypatch):
+def test_the_benchmark_makes_measures_and_tabulates_and_does_nothing_twice(tmp_path, monkeypatch, capsys):
     benchmark = script("benchmarks/distillers.py")
     small = presets.ExpertPreset(4, examples=100, training={"experts": 1, "epochs": 8})
     settings = {"experts": small, "settings": {"inner_steps": 2, "lr": 10.0}}
@@ -32,17 +33,34 @@ def test_the_benchmark_makes_measures_and_tabulates_and_does_nothing_twice(tmp_p
     monkeypatch.setattr(benchmark, "cpu", smaller["cpu"])
     monkeypatch.setattr(benchmark, "BY", {"sgd": {"steps": 5}})
     monkeypatch.setattr(benchmark, "TUNE_STEPS", 1)
-    arguments = ["--widths", "4", "4", "--images-per-class", "1", "--methods", "random", "herding", "fkl", "--seeds"]
-    arguments += ["2", "--steps", "2", "--tune", "--out", str(tmp_path)]
+    arguments = [
+        "--widths",
+        "4",
+        "4",
+        "--images-per-class",
+        "1",
+        "--methods",
+        "random",
+        "herding",
+        "fkl",
+        "--by",
+        "sgd",
+    ]
+    arguments += ["--seeds", "2", "--coresets", "2", "--steps", "2", "--experts", "2", "--tune", "--out", str(tmp_path)]
+    arguments += ["--corruptions", "gaussian_noise", "--results", str(tmp_path / "runs.jsonl")]
     monkeypatch.setattr(sys, "argv", ["distillers.py", "digits", *arguments])
     benchmark.main()
-    table = (tmp_path / "table.md").read_text()
+    said = capsys.readouterr().out
     for method in ("random", "herding", "fkl"):
-        assert f"| {method} | 1 | sgd | 2 | 0." in table
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("digits-*.safetensors")}
-    assert len([path for path in written if "checkpoint" not in path.name]) == 3
+        assert re.search(rf"^{method} 1 sgd None accuracy 0\..* n = 4$", said, re.MULTILINE)
+        assert re.search(rf"^{method} 1 sgd gaussian_noise accuracy 0\..* n = 4$", said, re.MULTILINE)
+    coresets = [path for path in tmp_path.glob("digits-*.safetensors") if "checkpoint" not in path.name]
+    assert len(coresets) == 3 * 2
+    one, other = (load_coreset(tmp_path / f"digits-fkl-1-{seed}.safetensors") for seed in (0, 1))
+    assert not one.stored.equal(other.stored)
+    files = [*coresets, tmp_path / "runs.jsonl", tmp_path / "runs-tuned.jsonl"]
+    written = {path: path.stat().st_mtime_ns for path in files}
     benchmark.main()
-    assert (tmp_path / "table.md").read_text() == table
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
