@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ _ONE_AT_A_TIME = threading.RLock()  # for all models: the random states are thos
 
 
 @contextmanager
-def preserve_state(model: nn.Module, *, seed: int) -> Iterator[None]:
+def preserve_state(model: nn.Module, *, seed: int, lazily: bool = False) -> Iterator[Callable[[], None]]:
     """Eval mode and random states seeded with `seed` inside; everything as before outside, however it ends.
+
+    `lazily` it leaves the model alone until what it gives is called: for those who will hardly run the model.
 
     Gradients are off with `no_grad` and not with `inference_mode`: modules that cache a tensor at their first call
     (rotary embeddings, attention masks) would keep an inference tensor, on which the next training step fails.
@@ -32,10 +35,16 @@ def preserve_state(model: nn.Module, *, seed: int) -> Iterator[None]:
         stack.enter_context(_seeded(model, seed))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
-        if not is_sharded(model):  # else nothing can run it
-            stack.enter_context(_for_this_thread(model))
-            stack.enter_context(_in_eval(model))
-        yield
+
+        @cache
+        def look_after() -> None:
+            if not is_sharded(model):  # else nothing can run it
+                stack.enter_context(_for_this_thread(model))
+                stack.enter_context(_in_eval(model))
+
+        if not lazily:
+            look_after()
+        yield look_after
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -48,8 +48,9 @@ class ScoringView:
         num_workers: int,
         progress: bool,
         seed: int,
+        before_use: Callable[[], object] | None = None,
     ) -> None:
-        self.model = innermost(model)
+        self._model, self._before_use = innermost(model), before_use
         self.labels = labels
         self.classes = int(labels.max()) + 1
         self.scores: ScoreStore | None = None
@@ -64,18 +65,25 @@ class ScoringView:
         )
         self._forward, self._lengths, self._dtype = forward_fn or default_forward, lengths, dtype
         self._own = {
-            **dict(self.model.named_parameters(remove_duplicate=False)),
-            **dict(self.model.named_buffers(remove_duplicate=False)),
+            **dict(self._model.named_parameters(remove_duplicate=False)),
+            **dict(self._model.named_buffers(remove_duplicate=False)),
         }
-        own_buffers = {} if is_sharded(model) else dict(self.model.named_buffers())
+        own_buffers = {} if is_sharded(model) else dict(self._model.named_buffers())
         buffers = distributed.buffers_of_first(own_buffers)
         self._buffers = {id(self._own[name]): value for name, value in buffers.items()}
         self._state: ModelState | None = None
         self._written: set[int] = set()  # ids of tensors that a forward writes to
-        first = next(self.model.parameters(), None)
+        first = next(self._model.parameters(), None)
         self._device = first.device if first is not None else torch.device("cpu")
         self._share, self._large = True, False
         self._width = 0  # of embeddings
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, looked after from its first use on."""
+        if self._before_use is not None:
+            self._before_use()
+        return self._model
 
     def gradients(self, groups: Iterable[Tensor], draws: Sequence[Draw] = ({},)) -> Iterator[Tensor]:
         """See `View.gradients`."""

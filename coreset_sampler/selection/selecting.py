@@ -49,7 +49,8 @@ def _choose(sampler: CoresetSampler, labels: Tensor, epoch: int, state: Any) -> 
         if now != sampler.n:
             raise ValueError(f"{name} had {sampler.n} examples when the sampler was made and has {now} now")
     seed = mixed_seed(sampler.seed, epoch, SELECT)
-    with preserve_state(sampler.model, seed=seed):
+    watches = sampler._observing.strategy_reads  # and then hardly ever runs the model
+    with preserve_state(sampler.model, seed=seed, lazily=watches) as look_after:
         view = ScoringView(
             plain(sampler.selection_dataset),
             sampler.model,
@@ -62,6 +63,7 @@ def _choose(sampler: CoresetSampler, labels: Tensor, epoch: int, state: Any) -> 
             num_workers=sampler.num_workers,
             progress=sampler.progress,
             seed=seed,
+            before_use=look_after,
         )
         view.scores = sampler._observing.fill(view)
         return *sampler.strategy.select(view, sampler.size, state, torch.Generator().manual_seed(seed)), view

@@ -39,7 +39,11 @@ class View(Protocol):
     process 0 counts.
     """
 
-    model: nn.Module
+    @property
+    def model(self) -> nn.Module:
+        """In eval mode; afterwards it is as it was."""
+        ...
+
     labels: Tensor
     """`(n,)` int64: every example's class."""
     classes: int

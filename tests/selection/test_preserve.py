@@ -1,8 +1,10 @@
 """What a selection must not do to a model, and what others must not do to it meanwhile."""
 
+import copy
 import logging
 import threading
 import time
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.data import Dataset, TensorDataset
 
-from coreset_sampler import CoresetSampler, DiagonalLaplace, SphericalGaussian, strategies
+from coreset_sampler import Coreset, CoresetSampler, DiagonalLaplace, SphericalGaussian, strategies
 from coreset_sampler.selection import labels, preserve, scoring
 
 
@@ -277,3 +279,45 @@ def test_a_scripted_model_is_looked_at_as_it_is_and_draws_are_refused():
         CoresetSampler(digits(), model, size=50, strategy=drawn).select()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
     assert model.training
+
+
+def test_a_model_that_selection_only_watches_is_left_alone_until_it_is_run():
+    model = conv_net().train()
+    with preserve.preserve_state(model, seed=0, lazily=True) as look_after:
+        assert model.training
+        look_after()
+        look_after()
+        assert not model.training
+        model(torch.randn(4, 1, 8, 8))
+    assert model.training
+
+
+class Sums:
+    """Reads what training said, and runs the model all the same, by the view or by itself."""
+
+    observes = True
+
+    def __init__(self, by_itself: bool) -> None:
+        self.by_itself, self.modes = by_itself, []
+
+    def select(self, view, size, state, generator):
+        indices = torch.randperm(len(view.labels), generator=generator)[:size]
+        if self.by_itself:
+            view.model.norm.running_mean.add_(1)
+            self.modes.append(view.model.training)
+        else:
+            list(view.gradients([indices]))
+            self.modes.append(view.model.training)
+        return Coreset(indices, torch.ones(size, dtype=torch.float64)), None
+
+
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_a_strategy_that_watches_and_runs_the_model_leaves_it_as_it_was(by_itself):
+    model = nn.Sequential(OrderedDict(flat=nn.Flatten(), norm=nn.BatchNorm1d(4), head=nn.Linear(4, 2))).train()
+    data, before = TensorDataset(torch.randn(40, 4), torch.arange(40) % 2), copy.deepcopy(model.state_dict())
+    strategy = Sums(by_itself)
+    sampler = CoresetSampler(data, model, size=10, strategy=strategy, progress=False)
+    sampler.select()
+    assert strategy.modes == [False]
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
