@@ -70,6 +70,11 @@ def test_digits_are_not_flipped_and_clothes_are():
     assert recipe_for(clothes, small("batch")).augmentation == ("shift", "flip")
 
 
+@pytest.mark.parametrize(("norm", "steps"), [("batch", 900), ("group", 900), ("instance", 1800)])
+def test_networks_that_learn_slowly_get_more_steps_away_from_home(norm, steps):
+    assert recipe_for(REAL, small(norm)).steps == steps
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
