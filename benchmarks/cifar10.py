@@ -95,7 +95,7 @@ SETTINGS = {
         network=small, **COLOUR, n=10_000, passes=10, shift=2, warm_up=0.1,
         pools=dict(pool_size=5, keep=1, rescore_every=10), posterior=SphericalGaussian(0.01, "norm", redraw=1),
         noises=(0.0, 0.3, 0.5), lengths=(2.5, 5, 10, 20), trials=(dict(lr=0.05, batch_size=32), SLOWER),
-        tuned={(0.5, name): SLOWER for name in ("uniform", "full", "infobatch", "loss_pruning", "loss_pruning, confidence")},
+        tuned={(0.5, name): SLOWER for name in ("uniform", "full", "infobatch", "loss_pruning")},
     ),
 }  # fmt: skip
 # So few images, as they are, that the same net has learned all wrong labels by heart at the end.
