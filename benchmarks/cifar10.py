@@ -131,6 +131,8 @@ def contestants(setting: ImageSetting) -> dict[str, Contestant]:
         "label_confidence, scoring passes": scored,
         "no noise": crest,
         "scale 0.1": partial(stable, posterior=SphericalGaussian(0.1, "norm", redraw=1)),
+        "scale 0.3": partial(stable, posterior=SphericalGaussian(0.3, "norm", redraw=1)),
+        "weights in the loss": stable,
         "all norm layers drawn afresh": partial(stable, posterior=SphericalGaussian(setting.posterior.scale, "norm")),
         "scored every epoch": partial(stable, rescore_every=1),
         "1 kept of 3": partial(stable, pool_size=3, keep=1),
@@ -153,6 +155,7 @@ def contestants(setting: ImageSetting) -> dict[str, Contestant]:
         "loss_pruning": pruning,
         "loss_pruning, confidence": pruning,
         "2 kept of 10, each once": dict(weighting="none"),
+        "weights in the loss": dict(weighting="loss"),
         "oracle": dict(knows=True),
     }
     return {name: Contestant(make, **special.get(name, {})) for name, make in made.items()}
