@@ -89,7 +89,10 @@ class Bench:
 
     def coreset(self, method: str, count: int, seed: int) -> SyntheticCoreset:
         """From its file, made if it is not there."""
-        path = self.options.out / f"{self.options.name}-{method}-{count}-{seed}.safetensors"
+        length = f"{self.options.steps} steps" if self.options.steps else f"{self.options.longer:g} times the steps"
+        how = f"{'-'.join(map(str, self.widths))}, {self.options.experts} experts, {length}"
+        path = self.options.out / how / f"{self.options.name}-{method}-{count}-{seed}.safetensors"
+        path.parent.mkdir(exist_ok=True)
         if not path.exists():
             (self._picked if method in PICKED else self._distilled)(method, count, seed, path).save(path)
         return load_coreset(path)

@@ -169,7 +169,7 @@ def lowered(quality: Tensor, most: float) -> Tensor:
     if not len(quality) or float(quality.double().mean()) <= most:
         return quality
     odds = torch.logit(quality.double().clamp(_SUREST, 1 - _SUREST))
-    low, high = -2 * float(odds.abs().max()) - 1, 0.0  # logarithms of factors that are too small, and too large
+    low, high = math.log(max(most, _SUREST) / (1 - most)) - float(odds.max()), 0.0  # the first makes all at most `most`
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if float((odds + middle).sigmoid().mean()) > most else (middle, high)

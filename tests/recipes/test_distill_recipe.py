@@ -54,9 +54,10 @@ def test_the_benchmark_makes_measures_and_tabulates_and_does_nothing_twice(tmp_p
     for method in ("random", "herding", "fkl"):
         assert re.search(rf"^{method} 1 sgd None accuracy 0\..* n = 4$", said, re.MULTILINE)
         assert re.search(rf"^{method} 1 sgd gaussian_noise accuracy 0\..* n = 4$", said, re.MULTILINE)
-    coresets = [path for path in tmp_path.glob("digits-*.safetensors") if "checkpoint" not in path.name]
+    coresets = [path for path in tmp_path.glob("*/digits-*.safetensors") if "checkpoint" not in path.name]
     assert len(coresets) == 3 * 2
-    one, other = (load_coreset(tmp_path / f"digits-fkl-1-{seed}.safetensors") for seed in (0, 1))
+    folder = tmp_path / "4-4, 2 experts, 2 steps"  # other settings, other files
+    one, other = (load_coreset(folder / f"digits-fkl-1-{seed}.safetensors") for seed in (0, 1))
     assert not one.stored.equal(other.stored)
     files = [*coresets, tmp_path / "runs.jsonl", tmp_path / "runs-tuned.jsonl"]
     written = {path: path.stat().st_mtime_ns for path in files}

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from coreset_sampler import CoresetSampler, PointMass, SphericalGaussian, Trajectory, strategies
 from coreset_sampler.selection.scores import ScoreStore
 from coreset_sampler.selection.scoring import ScoringView
+from coreset_sampler.selection.strategies import due
 from coreset_sampler.selection.strategies.due import Watched
 
 N, SIZE, CLASSES = 2000, 200, 10
@@ -243,3 +244,14 @@ def test_a_sampler_that_has_seen_nothing_gives_uniform_passes():
         for sampler in samplers:
             sampler.set_epoch(epoch)
         assert torch.equal(*(sampler.select().indices for sampler in samplers))
+
+
+@pytest.mark.parametrize("size", [200, 400, 182, 285])  # 10, 5, 11 and 8 selections a pass
+def test_labels_are_judged_again_after_2_4_and_8_passes_whatever_the_fraction(size, monkeypatch):
+    judged = []
+    monkeypatch.setattr(due, "_judged_again", lambda store, before: judged.append(run.epoch) or before)
+    truth, logits = predictions(N, CLASSES)
+    run = Run(labelled(truth, symmetric(0.4, CLASSES)), lambda at, epoch: logits[at].float(), size=size)
+    per_pass = -(-N // size)
+    run.go(8 * per_pass + 1)
+    assert judged == [2 * per_pass, 4 * per_pass, 8 * per_pass]

@@ -64,6 +64,12 @@ def test_one_group_alone_and_one_place_alone_work():
             assert float(coreset.weights.sum()) == pytest.approx(9)
 
 
+def test_a_single_place_goes_to_hard_and_learned_examples_by_what_they_weigh():
+    hard, mass, generator = torch.arange(10) < 5, torch.tensor([1.0] * 5 + [3.0] * 5).double(), seeded()
+    drawn = [int(pruned(hard, mass, 1, 0.5, generator).indices) for _ in range(2000)]
+    assert float(hard[drawn].double().mean()) == pytest.approx(0.25, abs=0.04)
+
+
 def test_hard_is_a_loss_above_the_mean_or_never_seen():
     logits = torch.tensor([[5.0, 0.0], [0.0, 5.0], [4.0, 0.0], [0.0, 0.0]])
     store = observed(logits, torch.zeros(4, dtype=torch.int64), seen=3)

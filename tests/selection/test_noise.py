@@ -286,6 +286,8 @@ def test_lowered_odds_have_the_wanted_mean_and_lower_means_stay():
     assert lowered(quality, 0.5).allclose(torch.tensor([0.6, 0.4]), atol=1e-5)  # odds 9 and 4 times 1/6
     assert lowered(quality, 0.85).allclose(quality)
     assert lowered(quality, 0.9) is quality
+    for value, most in ((0.5, 0.05), (0.6, 0.1), (0.999, 1e-4), (0.5, 0.0)):
+        assert float(lowered(torch.full((10,), value), most).mean()) == pytest.approx(most, abs=1e-6)
     sure = torch.cat([torch.ones(90), torch.zeros(10)])
     assert float(lowered(sure, 0.6).mean()) == pytest.approx(0.6, abs=1e-3)  # also where float32 has no more odds
     assert len(lowered(quality[:0], 0.5)) == 0

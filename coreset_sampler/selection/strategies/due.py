@@ -91,10 +91,10 @@ def learned(state: Watched, store: ScoreStore | None, per_pass: int, exponent: f
     if state.noise is None:
         at, logits = store.first_visits()
         state = replace(state, noise=noise_model(logits, store.labels[at]))
-    elif done % max(1, per_pass // 2):
-        return state
     elif _is_time(state.selections, per_pass) and not store.projected:
         state = replace(state, noise=_judged_again(store, state.noise))
+    elif done % max(1, per_pass // 2):
+        return state
     noise = state.noise
     if noise is None or noise.rate < _LEAST_RATE:
         return state

@@ -102,17 +102,21 @@ def pruned(hard: Tensor, mass: Tensor, size: int, ratio: float, generator: torch
     `mass` / $p$, whose sum over the group does not depend on the draw.
     """
     groups = [rows for rows in (hard.nonzero().flatten(), (~hard).nonzero().flatten()) if len(rows)]
-    places = _places(groups, mass, size, ratio)
+    places = _places(groups, mass, size, ratio, generator)
     parts = [_drawn(rows, mass[rows], k, generator) for rows, k in zip(groups, places, strict=True) if k]
     indices, weights = (torch.cat(column) for column in zip(*parts, strict=True))
     return Coreset(indices, weights * len(hard) / weights.sum())
 
 
-def _places(groups: list[Tensor], mass: Tensor, size: int, ratio: float) -> list[int]:
-    """How many of each group: at least one while there are places, at most all."""
-    if len(groups) == 1 or size == 1:
-        return [size] + [0] * (len(groups) - 1)
-    hard, easy = float(mass[groups[0]].sum()), ratio * float(mass[groups[1]].sum())
+def _places(groups: list[Tensor], mass: Tensor, size: int, ratio: float, generator: torch.Generator) -> list[int]:
+    """How many of each group: at least one where there are two places or more, at most all. A single one is drawn."""
+    if len(groups) == 1:
+        return [size]
+    hard, easy = (float(mass[rows].sum()) for rows in groups)
+    if size == 1:
+        first = int(float(torch.rand((), generator=generator, dtype=torch.float64)) < hard / (hard + easy))
+        return [first, 1 - first]
+    easy *= ratio
     first = min(max(round(size * hard / (hard + easy)), 1, size - len(groups[1])), len(groups[0]), size - 1)
     return [first, size - first]
 
