@@ -49,7 +49,7 @@ class ImageData:
         return Normalize(tuple(mean.tolist()), tuple(std.tolist()))
 
     def validation_split(self, share: float = 0.1, seed: int = 0) -> ImageData:
-        """The training images alone, a share of each class held out in place of the test images."""
+        """The training images alone, a share of each class held out in place of the test images, but never all of a class."""
         if not 0 < share < 1:
             raise ValueError(f"share must be in (0, 1), got {share}")
         pixels, labels = self.train
@@ -58,9 +58,10 @@ class ImageData:
         for label in labels.unique():
             members = (labels == label).nonzero().flatten()
             order = torch.randperm(len(members), generator=generator)
-            held_out[members[order[: max(1, round(share * len(members)))]]] = True
-        if held_out.all():
-            raise ValueError("no training images are left: every class has one image")
+            count = min(max(1, round(share * len(members))), len(members) - 1)  # never the last one
+            held_out[members[order[:count]]] = True
+        if not held_out.any():
+            raise ValueError("no image can be held out: every class has one image; hold none out")
         return replace(self, train=(pixels[~held_out], labels[~held_out]), test=(pixels[held_out], labels[held_out]))
 
 

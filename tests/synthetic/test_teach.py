@@ -9,6 +9,7 @@ from torch import nn
 from coreset_sampler import SyntheticCoreset, Views, teach
 from coreset_sampler.cli.main import main
 from coreset_sampler.synthetic.image_data import open_images
+from coreset_sampler.synthetic.problem import make_problem
 
 pytest.importorskip("sklearn")
 QUICK = {"network": "convnet-batch:8-16", "epochs": 3}
@@ -63,6 +64,38 @@ def test_views_that_are_not_said_are_as_many_in_each_class(count, views):
     mine = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     coreset = teach("digits", images_per_class=count, teacher=mine, held_out=0.0, progress=False)
     assert coreset.views == Views(views, mirror=False)
+
+
+def byte_images(labels: torch.Tensor, side: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (len(labels), 1, side, side), dtype=torch.uint8, generator=generator), labels
+
+
+def linear(classes: int, side: int = 8, channels: int = 1) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * side**2, classes))
+
+
+def test_images_held_out_are_of_all_classes_where_the_data_are_sorted_by_class():
+    problem = make_problem(open_images(byte_images(torch.arange(20_000) // 2_000, side=2)))
+    assert problem.held_out is not None
+    assert problem.held_out.n == 1000
+    assert int(problem.held_out.targets.bincount(minlength=10).min()) > 70
+
+
+def test_the_last_image_of_a_class_is_not_held_out():
+    data = byte_images(torch.tensor([0] * 20 + [1] * 20 + [2]))
+    coreset = teach(data, images_per_class=1, views=2, teacher=linear(3), progress=False)
+    assert (len(coreset.stored), coreset.num_classes) == (3, 3)
+    with pytest.raises(ValueError, match="class '2' has 1 besides those held out"):
+        teach(data, images_per_class=2, views=2, teacher=linear(3), progress=False)
+    with pytest.raises(ValueError, match="no image can be held out: every class has one image"):
+        open_images(byte_images(torch.arange(3))).validation_split()
+
+
+def test_a_class_without_images_is_refused():
+    with pytest.raises(ValueError, match="got 1: class '1' has none besides"):
+        teach(byte_images(torch.arange(20) % 2 * 2), images_per_class=1, teacher=linear(3), progress=False)
 
 
 @pytest.mark.parametrize(
