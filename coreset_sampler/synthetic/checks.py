@@ -49,11 +49,17 @@ def check_views(inputs: Tensor, count: int, tiles: int, preprocessing: Preproces
             f"views move pixels, which {preprocessing.kind} preprocessing has mixed over the whole image; normalise by "
             "channel"
         )
-    if count * inputs.numel() > MOST_PIXELS:
+    if count > most_views(inputs):
         size = count * inputs.numel() * 4 / 2**30
         raise ValueError(
-            f"{count} views of {len(inputs)} images would take {size:.1f} GiB of memory; make fewer of each"
+            f"{count} views of {len(inputs)} images would take {size:.1f} GiB of memory; make fewer of each, "
+            f"{most_views(inputs)} at most"
         )
+
+
+def most_views(inputs: Tensor) -> int:
+    """Of each of these images, as memory allows."""
+    return MOST_PIXELS // max(1, inputs.numel())
 
 
 def check_inputs(inputs: Tensor, targets: Tensor, preprocessing: Preprocessing, each: int = 1) -> None:

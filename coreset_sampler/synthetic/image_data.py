@@ -49,7 +49,7 @@ class ImageData:
         return Normalize(tuple(mean.tolist()), tuple(std.tolist()))
 
     def validation_split(self, share: float = 0.1, seed: int = 0) -> ImageData:
-        """The training images alone, a share of each class held out in place of the test images, but never all of a class."""
+        """The training images alone, a share of each class held out in place of the test images; never all of it."""
         if not 0 < share < 1:
             raise ValueError(f"share must be in (0, 1), got {share}")
         pixels, labels = self.train

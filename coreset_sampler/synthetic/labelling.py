@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -44,7 +44,7 @@ def label_views(
     made = views if isinstance(views, Views) else Views(views, mirror=keep_class_mirrored(coreset.class_names))
     check_views(coreset.stored, made.count, 1, coreset.preprocessing)
     images = coreset.stored.float() / 255 if coreset.stored.dtype == torch.uint8 else coreset.stored
-    targets = _probabilities(model, made(images), temperature)
+    targets = _probabilities(model, made.parts(images, _AT_ONCE), temperature)
     if coreset.num_classes not in (None, targets.shape[1]):
         raise ValueError(
             f"model must know the coreset's {coreset.num_classes} classes, it gives {targets.shape[1]} numbers"
@@ -74,10 +74,10 @@ def check_temperature(temperature: float) -> None:
 
 
 @torch.no_grad()
-def _probabilities(model: nn.Module, inputs: Tensor, temperature: float) -> Tensor:
+def _probabilities(model: nn.Module, parts: Iterable[Tensor], temperature: float) -> Tensor:
     device = next(model.parameters()).device
     with evaluating(model):
-        logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in inputs.split(_AT_ONCE)])
+        logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in parts])
     if logits.ndim != 2 or not bool(torch.isfinite(logits).all()):
         raise ValueError(f"model must give finite logits (n, classes), got shape {tuple(logits.shape)} or NaN")
     return (logits / temperature).softmax(1)

@@ -8,9 +8,10 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .._version import __version__
+from .checks import check_views, most_views
 from .dataset import SyntheticCoreset
 from .distillers.presets import TEACHERS
 from .distillers.teacher import Teacher, train_teacher
@@ -50,7 +51,8 @@ def teach(
     Args:
         data: a folder that `datasets.load_dataset` opens, `"digits"`, or `(images, labels)`.
         images_per_class: how many to keep.
-        views: of each image; 1,280 for each class if not said, at least 16 and at most 512 of an image.
+        views: of each image; 1,280 for each class if not said, at least 16 and at most 512 of an image, and
+            fewer where they would not go into 4 GiB.
         teacher: your own classifier, trained on such images normalised by their mean and deviation
             (`open_images(data).normalize()`), left as it was; without it one is trained here, in minutes.
         settings: of the teacher that is trained: network, epochs, lr, batch, mirror.
@@ -75,10 +77,11 @@ def teach(
         raise ValueError(
             f"settings are for a teacher that is trained here, got {dict(settings)}; leave one of both out"
         )
-    made = views if isinstance(views, Views) else _views(problem, images_per_class, views)
+    inputs, targets = problem.train.per_class(images_per_class, torch.Generator().manual_seed(seed))
+    made = views if isinstance(views, Views) else _views(problem, inputs, images_per_class, views)
+    check_views(inputs, made.count, 1, problem.preprocessing)  # before minutes of training
     plan = _plan(problem, settings or {}, made.mirror)
     model = _trained(plan, problem, seed, report) if teacher is None else teacher
-    inputs, targets = problem.train.per_class(images_per_class, torch.Generator().manual_seed(seed))
     few = SyntheticCoreset(
         inputs.cpu(),
         targets.cpu(),
@@ -100,8 +103,8 @@ def teach(
     return label_views(few, model, made, temperature=temperature)
 
 
-def _views(problem: Problem, images_per_class: int, asked: int | None) -> Views:
-    usual = min(_MOST, max(_FEWEST, _PER_CLASS // images_per_class))
+def _views(problem: Problem, inputs: Tensor, images_per_class: int, asked: int | None) -> Views:
+    usual = min(_MOST, max(_FEWEST, _PER_CLASS // images_per_class), max(1, most_views(inputs)))
     return Views(usual if asked is None else asked, mirror=keep_class_mirrored(problem.class_names))
 
 

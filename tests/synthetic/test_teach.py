@@ -8,6 +8,7 @@ from torch import nn
 
 from coreset_sampler import SyntheticCoreset, Views, teach
 from coreset_sampler.cli.main import main
+from coreset_sampler.synthetic import checks
 from coreset_sampler.synthetic.image_data import open_images
 from coreset_sampler.synthetic.problem import make_problem
 
@@ -96,6 +97,20 @@ def test_the_last_image_of_a_class_is_not_held_out():
 def test_a_class_without_images_is_refused():
     with pytest.raises(ValueError, match="got 1: class '1' has none besides"):
         teach(byte_images(torch.arange(20) % 2 * 2), images_per_class=1, teacher=linear(3), progress=False)
+
+
+def test_views_that_are_not_said_go_into_memory(monkeypatch):
+    monkeypatch.setattr(checks, "MOST_PIXELS", 10 * 64 * 20)
+    coreset = teach("digits", images_per_class=1, teacher=linear(10), held_out=0.0, progress=False)
+    assert coreset.views == Views(20, mirror=False)
+
+
+def test_views_that_do_not_go_into_memory_are_refused_before_anything_is_trained(monkeypatch):
+    monkeypatch.setattr(checks, "MOST_PIXELS", 10 * 64 * 20)
+    lines: list[str] = []
+    with pytest.raises(ValueError, match="make fewer of each, 20 at most"):
+        teach("digits", images_per_class=1, views=21, settings=QUICK, progress=lines.append)
+    assert not lines
 
 
 @pytest.mark.parametrize(

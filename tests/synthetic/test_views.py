@@ -231,3 +231,24 @@ def test_views_that_would_fill_the_memory_are_refused_unmade(tmp_path) -> None:
         SyntheticCoreset(big, torch.zeros(8 * 1024, dtype=torch.int8), preprocessing=Raw(), views=Views(1024))
     with pytest.raises(ValueError, match="make fewer of each"):
         label_views(SyntheticCoreset(big, torch.arange(8), preprocessing=Raw()), teacher(), views=1024)
+
+
+def test_views_made_in_parts_are_those_made_at_once_and_differentiable():
+    x, views = images(5).requires_grad_(), Views(7, seed=3)
+    parts = list(views.parts(x, at_once=4))
+    assert [len(part) for part in parts] == [4] * 8 + [3]
+    assert torch.equal(torch.cat(parts), views(x))
+    assert torch.autograd.grad(views(x).sum(), x)[0].abs().sum() > 0
+
+
+def test_labelling_never_holds_more_than_a_few_views(monkeypatch):
+    seen = []
+
+    def refuse(*_: object) -> torch.Tensor:
+        raise AssertionError("all views at once")
+
+    monkeypatch.setattr(Views, "__call__", refuse)
+    model = teacher()
+    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    assert len(label_views(real(), model, Views(100))) == 600
+    assert seen == [250, 250, 100]
