@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .checks import check_views
 from .dataset import SyntheticCoreset
-from .fitting import logits_of
+from .fitting import as_taken_by, logits_of
 from .views import Views, keep_class_mirrored
 
 _AT_ONCE = 250  # views whose activations are in memory together
@@ -57,14 +57,26 @@ def label_views(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode meanwhile; then every module is in the mode that it was in."""
+    """Evaluation mode meanwhile; then every module is in the mode that it was in, by its own `train` if it has one.
+
+    Such a `train` may do more than set a flag, as merge weights; these are copied back, because it rounds.
+    """
     modes = {module: module.training for module in model.modules()}
+    own = [module for module in modes if getattr(module.train, "__func__", None) is not nn.Module.train]
+    weights = {p: p.detach().clone() for module in own for p in module.parameters()}
     try:
         model.eval()
         yield
     finally:
+        for module in own:  # parents first, since theirs calls that of their children
+            if module.training != modes[module]:
+                module.train(modes[module])
         for module, mode in modes.items():
             module.training = mode
+        with torch.no_grad():
+            for weight, value in weights.items():
+                if not torch.equal(weight, value):
+                    weight.copy_(value)
 
 
 def check_temperature(temperature: float) -> None:
@@ -75,9 +87,8 @@ def check_temperature(temperature: float) -> None:
 
 @torch.no_grad()
 def _probabilities(model: nn.Module, parts: Iterable[Tensor], temperature: float) -> Tensor:
-    device = next(model.parameters()).device
     with evaluating(model):
-        logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in parts])
+        logits = torch.cat([logits_of(model(as_taken_by(model, part))).float().cpu() for part in parts])
     if logits.ndim != 2 or not bool(torch.isfinite(logits).all()):
         raise ValueError(f"model must give finite logits (n, classes), got shape {tuple(logits.shape)} or NaN")
     return (logits / temperature).softmax(1)

@@ -252,3 +252,42 @@ def test_labelling_never_holds_more_than_a_few_views(monkeypatch):
     model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     assert len(label_views(real(), model, Views(100))) == 600
     assert seen == [250, 250, 100]
+
+
+class Merging(nn.Linear):
+    """As LoRA layers do: evaluation mode merges weights, training mode takes them out again, up to rounding."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        super().train(mode)
+        if mode == self.merged:
+            self.weight.data += -0.1 if mode else 0.1
+            self.merged = not mode
+        return self
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_teacher_that_merges_weights_in_evaluation_mode_is_left_as_it_was(training):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), Merging(256, 3)).train(training)
+    before, merged = model[1].weight.clone(), model[1].merged
+    label_views(real(), model, 2)
+    assert (model.training, model[1].training, model[1].merged) == (training, training, merged)
+    assert torch.equal(model[1].weight, before)
+
+
+def test_a_teacher_without_parameters_labels():
+    class Brightness(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean((1, 2, 3))[:, None] * torch.tensor([0.0, 1.0, 2.0])
+
+    assert label_views(real(), Brightness(), 2).targets.shape == (12, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_set_of_another_precision_is_labelled(dtype):
+    few = SyntheticCoreset(images().to(dtype), torch.arange(6) % 3, preprocessing=Raw())
+    taught = label_views(few, teacher(), 4)
+    assert taught.stored.dtype == dtype
+    assert taught.targets.dtype == torch.float32
