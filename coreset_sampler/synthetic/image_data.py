@@ -79,6 +79,11 @@ def open_images(data: Images, *, image_size: int | None = None) -> ImageData:
         image_size: scale and crop every image to a square of so many pixels; without it all must have one size already.
     """
     if isinstance(data, ImageData):
+        if image_size not in (None, data.image_size):
+            raise ValueError(
+                f"image_size must be left out for images that are open already, of {data.image_size} pixels, got "
+                f"{image_size}; pass it to open_images with the folder"
+            )
         return data
     if isinstance(data, (tuple, list)):
         return _of_tensors(data, image_size)
@@ -102,7 +107,9 @@ def _of_tensors(data: Sequence[Any], image_size: int | None) -> ImageData:
             "channels to the front"
         )
     if image_size not in (None, images.shape[-1]):
-        raise ValueError(f"image_size must be left out for images that are open already, of {images.shape[-1]} pixels")
+        raise ValueError(
+            f"image_size must be left out for images that are open already, of {images.shape[-1]} pixels, got {image_size}"
+        )
     if labels.shape != images.shape[:1] or labels.is_floating_point() or not len(labels) or int(labels.min()) < 0:
         raise ValueError(
             f"labels must be class numbers 0, 1, ... ({len(images)},), got {labels.dtype} {tuple(labels.shape)}"

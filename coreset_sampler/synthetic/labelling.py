@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,9 +51,16 @@ def label_views(
             f"model must know the coreset's {coreset.num_classes} classes, it gives {targets.shape[1]} numbers"
         )
     about = coreset.describe() | {"views": made, "target_kind": "soft", "last_layer": None, "learning_rate": None}
+    about["provenance"] = _provenance(coreset, type(model).__name__, temperature)
     return SyntheticCoreset(
         coreset.stored, targets, preprocessing=coreset.preprocessing, **about | {"num_classes": targets.shape[1]}
     )
+
+
+def _provenance(coreset: SyntheticCoreset, teacher: str, temperature: float) -> dict[str, Any]:
+    """What is recorded of the images, without the accuracy that their old targets gave, and who labelled the views."""
+    kept = {name: value for name, value in coreset.provenance.items() if name != "accuracy"}
+    return kept | {"views": {"teacher": teacher, "temperature": temperature}}
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from coreset_sampler.cli.main import main
 from coreset_sampler.synthetic import checks
 from coreset_sampler.synthetic.image_data import open_images
 from coreset_sampler.synthetic.problem import make_problem
+from coreset_sampler.synthetic.teaching import _plan
 
 pytest.importorskip("sklearn")
 QUICK = {"network": "convnet-batch:8-16", "epochs": 3}
@@ -111,6 +114,37 @@ def test_views_that_do_not_go_into_memory_are_refused_before_anything_is_trained
     with pytest.raises(ValueError, match="make fewer of each, 20 at most"):
         teach("digits", images_per_class=1, views=21, settings=QUICK, progress=lines.append)
     assert not lines
+
+
+@pytest.mark.parametrize("classes", [10, 11])
+def test_classes_without_names_are_not_taken_for_digits(classes):
+    data = byte_images(torch.arange(4 * classes) % classes)
+    coreset = teach(data, images_per_class=1, views=2, teacher=linear(classes), progress=False)
+    assert (coreset.views, coreset.class_names, coreset.num_classes) == (Views(2, mirror=True), None, classes)
+
+
+def test_open_images_are_not_said_to_be_scaled():
+    data = open_images(byte_images(torch.arange(40) % 2))
+    with pytest.raises(ValueError, match="image_size must be left out .* of 8 pixels, got 32"):
+        teach(data, images_per_class=1, views=2, teacher=linear(2), image_size=32, progress=False)
+    assert (
+        teach(data, images_per_class=1, views=2, teacher=linear(2), image_size=8, progress=False).stored.shape[-1] == 8
+    )
+
+
+def test_the_seed_is_that_of_the_views_as_well():
+    coreset = teach("digits", images_per_class=1, views=2, teacher=linear(10), seed=7, progress=False)
+    assert coreset.views == Views(2, seed=7, mirror=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [({}, (1000, 1100)), ({"batch": 512}, (1000, 1400)), ({"batch": 10_000}, (1000, 1000)), ({"epochs": 2}, (20, 24))],
+)
+def test_a_teacher_of_few_images_takes_a_thousand_steps_of_any_batch(settings, steps):
+    problem = make_problem(replace(open_images("digits"), name="unknown"))
+    plan = _plan(problem, settings, False)
+    assert steps[0] <= plan.epochs * -(-problem.train.n // plan.batch) <= steps[1] * 1.1
 
 
 @pytest.mark.parametrize(

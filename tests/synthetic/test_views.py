@@ -10,10 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from coreset_sampler import Normalize, Raw, SyntheticCoreset, Views, fit, label_views, recipe_for
+from coreset_sampler import Normalize, Raw, SyntheticCoreset, Views, fit, label_views, load_coreset, recipe_for
+from coreset_sampler.cli.main import main
 from coreset_sampler.synthetic import file as coreset_file
 from coreset_sampler.synthetic.networks import convnet
-from coreset_sampler.synthetic.picture import uneven
+from coreset_sampler.synthetic.picture import _line, uneven
 from coreset_sampler.synthetic.remarks import remarks
 
 NORMALIZE = Normalize(0.3, 0.4)
@@ -291,3 +292,21 @@ def test_a_set_of_another_precision_is_labelled(dtype):
     taught = label_views(few, teacher(), 4)
     assert taught.stored.dtype == dtype
     assert taught.targets.dtype == torch.float32
+
+
+def test_what_is_recorded_is_that_of_the_new_labels():
+    old = real(provenance={"data": "mine", "accuracy": {"mean": 0.9, "n": 3}}, method="vbpc")
+    taught = label_views(old, teacher(), 4, temperature=2.0)
+    assert taught.provenance == {"data": "mine", "views": {"teacher": "Sequential", "temperature": 2.0}}
+    assert "accuracy" in old.provenance
+
+
+def test_the_picture_of_labelled_views_shows_no_accuracy_of_the_old_labels(tmp_path, capsys):
+    old = load_coreset("digits/vbpc-1")
+    torch.manual_seed(0)
+    label_views(old, convnet(1, 10, 8, widths=(4,)), 4).save(tmp_path / "a.safetensors")
+    assert main(["show", str(tmp_path / "a.safetensors"), "-o", str(tmp_path / "a.png")]) == 0
+    assert "each image gives 4 views" in capsys.readouterr().out
+    taught = load_coreset(tmp_path / "a.safetensors")
+    assert "trains to" in _line(old, "")
+    assert "trains to" not in _line(taught, "")
