@@ -155,6 +155,14 @@ def test_a_teacher_of_few_images_takes_a_thousand_steps_of_any_batch(settings, s
         (dict(settings={"steps": 3}), "the teacher has no setting 'steps'; it has network, epochs"),
         (dict(settings={"epochs": 3}, teacher=nn.Linear(1, 1)), "settings are for a teacher that is trained here"),
         (dict(settings={"epochs": 0}), "epochs of the teacher must be positive, got 0"),
+        (dict(settings={"epochs": None}), "epochs of the teacher must be a whole number, got None"),
+        (dict(settings={"epochs": 2.5}), "epochs of the teacher must be a whole number, got 2.5"),
+        (dict(settings={"batch": "x"}), "batch of the teacher must be a whole number, got 'x'"),
+        (dict(settings={"batch": True}), "batch of the teacher must be a whole number, got True"),
+        (dict(settings={"lr": "fast"}), "lr of the teacher must be a number, got 'fast'"),
+        (dict(settings={"lr": float("inf")}), "lr of the teacher must be positive"),
+        (dict(settings={"mirror": 1}), "mirror of the teacher must be True or False, got 1"),
+        (dict(settings={"network": 5}), "network of the teacher must be text, got 5"),
         (dict(settings={"network": "convnets"}), "convnet"),
         (dict(views=0), "views must be an integer from 1"),
         (dict(temperature=-1.0), "temperature must be positive"),
@@ -183,3 +191,27 @@ def test_from_the_shell(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "each image gives 4 views" in shown
     assert "made for networks of any kind" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "epochs=null"], "epochs of the teacher must be a whole number, got None"),
+        (["--set", 'epochs="x"'], "epochs of the teacher must be a whole number, got 'x'"),
+        (["--set", "epochs=2.5"], "epochs of the teacher must be a whole number, got 2.5"),
+        (["--set", "epochs=many"], "--set takes NAME=VALUE with a number"),
+        (["--set", "network=vggs"], "vggs"),
+        (["--threads", "-1"], "--threads must be at least 1, got -1"),
+        (["--threads", "0"], "--threads must be at least 1, got 0"),
+    ],
+)
+def test_bad_words_from_the_shell_end_in_a_message(words, message, tmp_path, capsys):
+    assert main(["teach", "digits", "--images-per-class", "1", *words, "-o", str(tmp_path / "a.safetensors")]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_network_is_named_without_quotes(tmp_path):
+    path = tmp_path / "a.safetensors"
+    words = ["--views", "2", "--set", "network=convnet-batch:4-4", "epochs=1", "-o", str(path)]
+    assert main(["teach", "digits", "--images-per-class", "1", *words]) == 0
+    assert SyntheticCoreset.load(path).provenance["teacher"]["network"] == "convnet-batch:4-4"
