@@ -123,7 +123,9 @@ def _add_reading(command: argparse.ArgumentParser, metavar: str = "FILE") -> Non
 def _open(options: argparse.Namespace) -> SyntheticCoreset:
     path = Path(options.file)
     if options.file in zoo.index() or (path.is_file() and path.suffix == _ENDING) or not path.exists():
-        return load_coreset(options.file)
+        coreset = load_coreset(options.file)
+        _check_nothing_said(options)
+        return coreset
     return read_published(
         path,
         format=options.format,
@@ -131,6 +133,17 @@ def _open(options: argparse.Namespace) -> SyntheticCoreset:
         target_kind=options.targets,
         class_names=options.class_names,
     )
+
+
+def _check_nothing_said(options: argparse.Namespace) -> None:
+    """Refuses what would be ignored: a file of ours says all of this itself."""
+    names = ("format", "mean", "std", "raw", "preprocessing_from", "targets", "class_names")
+    said = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) not in (None, False)]
+    if said:
+        raise ValueError(
+            f"{options.file} is a coreset of ours, which says itself what {', '.join(said)} would say; leave it out. To "
+            "change what a file says, make a SyntheticCoreset of its tensors in Python"
+        )
 
 
 def _preprocessing(options: argparse.Namespace) -> Preprocessing | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,11 @@ def add_data(command: argparse.ArgumentParser) -> None:
 
 def data_of(options: argparse.Namespace) -> str:
     """The data that these options name; also sets the number of threads."""
-    if options.threads:
+    if options.threads is not None:
+        if options.threads < 1:
+            raise ValueError(
+                f"--threads must be at least 1, got {options.threads}; leave it out for torch's own number"
+            )
         torch.set_num_threads(options.threads)
     if options.data is None and options.name != "digits":
         raise ValueError(f"--data must name the folder with the images of {options.name}; only digits is built in")
@@ -59,14 +63,17 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """`["lr=300"]` as `{"lr": 300}`."""
+def assignments(texts: Sequence[str], words: Container[str] = ()) -> dict[str, Any]:
+    """`["lr=300"]` as `{"lr": 300}`; settings named in `words` take text as it is, `network=vgg`."""
     values = {}
     for text in texts:
         name, _, value = text.partition("=")
         try:
             values[name] = json.loads(value)
         except ValueError:
+            if name in words and value:
+                values[name] = value
+                continue
             raise ValueError(f"--set takes NAME=VALUE with a number, true, false or null, got {text!r}") from None
     return values
 

@@ -33,7 +33,11 @@ def add_teach(commands: Any) -> None:
         "--held-out", type=float, metavar="SHARE", help="of the training images, to test the teacher on"
     )
     command.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the teacher: epochs=20 lr=0.002"
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings of the teacher: epochs=20 lr=0.002 network=vgg",
     )
     command.add_argument("-o", "--output", required=True, metavar="FILE", help=f"coreset to write ({_ENDING})")
     command.add_argument("--force", action="store_true", help="write even if FILE exists")
@@ -48,9 +52,8 @@ def _run(options: argparse.Namespace) -> None:
     if output.exists() and not options.force:
         raise ValueError(f"{output} exists already: --force writes it anew")
     same = ("name", "images_per_class", "views", "temperature", "held_out", "image_size", "seed", "device")
+    settings = assignments(options.set, words=("network",))
     with claimed(output):
-        coreset = teach(
-            data_of(options), settings=assignments(options.set), **{name: getattr(options, name) for name in same}
-        )
+        coreset = teach(data_of(options), settings=settings, **{name: getattr(options, name) for name in same})
         coreset.save(output)
     sys.stdout.write(f"wrote {output}: {coreset}\n")

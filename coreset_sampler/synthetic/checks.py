@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,29 @@ MOST_TILES = 8
 
 MOST_PIXELS = 2**30
 """Of all views of a set, which are in memory together: 4 GiB."""
+
+DESCRIBED: dict[str, tuple[type, ...]] = {
+    "classes": (list, tuple),
+    "num_classes": (int,),
+    "method": (str,),
+    "images_per_class": (int,),
+    "learning_rate": (int, float),
+    "last_layer": (dict,),
+    "provenance": (dict,),
+    "tiles": (int,),
+    "views": (dict,),
+}
+"""What a file may say of a set, or leave out."""
+
+
+def plain(name: str, value: Any) -> Any:
+    """The value, numbers of numpy and torch as Python's, if a file may say it of `name`: what is made can be saved."""
+    value = value.item() if isinstance(value, (np.generic, Tensor)) and value.ndim == 0 else value
+    kinds = DESCRIBED[name]
+    if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"{name} must be {wanted} or left out, got {str(value)[:80]!r}, a {type(value).__name__}")
+    return value
 
 
 def kind_of(targets: Tensor) -> TargetKind:
@@ -49,11 +73,17 @@ def check_views(inputs: Tensor, count: int, tiles: int, preprocessing: Preproces
             f"views move pixels, which {preprocessing.kind} preprocessing has mixed over the whole image; normalise by "
             "channel"
         )
-    if count * inputs.numel() > MOST_PIXELS:
+    if count > most_views(inputs):
         size = count * inputs.numel() * 4 / 2**30
         raise ValueError(
-            f"{count} views of {len(inputs)} images would take {size:.1f} GiB of memory; make fewer of each"
+            f"{count} views of {len(inputs)} images would take {size:.1f} GiB of memory; make fewer of each, "
+            f"{most_views(inputs)} at most"
         )
+
+
+def most_views(inputs: Tensor) -> int:
+    """Of each of these images, as memory allows."""
+    return MOST_PIXELS // max(1, inputs.numel())
 
 
 def check_inputs(inputs: Tensor, targets: Tensor, preprocessing: Preprocessing, each: int = 1) -> None:
@@ -101,7 +131,19 @@ def check_targets(
     return targets.shape[1]
 
 
+def check_outputs(kind: TargetKind, outputs: Tensor, targets: Tensor) -> None:
+    """Refuses targets that do not go with a model's outputs: squared error would broadcast them without a word."""
+    numbers = kind == "hard" and not targets.is_floating_point()  # floats are class numbers that somebody has mixed
+    if targets.shape != (outputs.shape[:1] if numbers else outputs.shape):
+        needed = "one class number for each output" if numbers else "of the shape of the outputs"
+        raise ValueError(
+            f"{kind} targets must be {needed}, got targets {tuple(targets.shape)} and outputs {tuple(outputs.shape)}; "
+            "reshape one of them"
+        )
+
+
 def on_simplex(targets: Tensor) -> bool:
-    """True if every row is a probability vector, up to rounding."""
+    """True if every row is a probability vector, up to rounding in its own precision."""
     rows = targets.double()
-    return bool((rows >= -1e-6).all()) and bool(((rows.sum(1) - 1).abs() < 1e-3).all())
+    slack = max(1e-3, torch.finfo(targets.dtype).eps) if targets.is_floating_point() else 1e-3
+    return bool((rows >= -1e-6).all()) and bool(((rows.sum(1) - 1).abs() < slack).all())

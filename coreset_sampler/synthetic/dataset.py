@@ -15,26 +15,23 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from . import file as coreset_file
-from .checks import TargetKind, check_inputs, check_targets, check_tiles, check_views, kind_of
+from .checks import (
+    DESCRIBED,
+    TargetKind,
+    check_inputs,
+    check_outputs,
+    check_targets,
+    check_tiles,
+    check_views,
+    kind_of,
+    plain,
+)
 from .preprocessing import Preprocessing, from_state
 from .tiles import unpack
 from .untrusted import printable, reading
 
 if TYPE_CHECKING:
     from .views import Views
-
-# What a file may say of these.
-_DESCRIBED: dict[str, tuple[type, ...]] = {
-    "classes": (list, tuple, type(None)),
-    "num_classes": (int, type(None)),
-    "method": (str, type(None)),
-    "images_per_class": (int, type(None)),
-    "learning_rate": (int, float, type(None)),
-    "last_layer": (dict, type(None)),
-    "provenance": (dict, type(None)),
-    "tiles": (int, type(None)),
-    "views": (dict, type(None)),
-}
 
 
 class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
@@ -87,14 +84,15 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
         self.preprocessing = preprocessing
         self.target_kind: TargetKind = kind_of(self.targets) if target_kind is None else target_kind
         self.class_names = None if class_names is None else tuple(str(name) for name in class_names)
+        num_classes, images_per_class = plain("num_classes", num_classes), plain("images_per_class", images_per_class)
         check_tiles(self.stored, tiles, preprocessing)
         if views is not None:
             check_views(self.stored, views.count, tiles, preprocessing)
         check_inputs(self.stored, self.targets, preprocessing, self.examples_per_image)
         self.num_classes = check_targets(self.targets, self.target_kind, self.class_names, num_classes)
-        self.method = method
+        self.method = plain("method", method)
         self.images_per_class = _per_class(self) if images_per_class is None else images_per_class
-        self.learning_rate = learning_rate
+        self.learning_rate = plain("learning_rate", learning_rate)
         self.last_layer = None if last_layer is None else {name: float(v) for name, v in last_layer.items()}
         self.provenance = _plain("provenance", {} if provenance is None else provenance)
 
@@ -166,13 +164,14 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
 
         Plain cross-entropy takes logits for probabilities without complaint, which is why this exists.
         """
+        check_outputs(self.target_kind, outputs, targets)
         if self.target_kind == "regression":
-            each = functional.mse_loss(outputs, targets.to(outputs.dtype), reduction="none").flatten(1).mean(1)
+            each = functional.mse_loss(outputs, targets.to(outputs.dtype), reduction="none")
+            each = each.flatten(1).mean(1) if each.ndim > 1 else each
             return each.mean() if reduction == "mean" else each.sum() if reduction == "sum" else each
         if self.target_kind == "logits":
             targets = targets.softmax(-1)
-        if self.target_kind != "hard":
-            targets = targets.to(outputs.dtype)
+        targets = targets.to(outputs.dtype) if targets.is_floating_point() else targets.long()
         return functional.cross_entropy(outputs, targets, reduction=reduction)
 
     def with_targets(self, kind: Literal["hard", "soft"]) -> SyntheticCoreset:
@@ -244,9 +243,8 @@ def from_tensors(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) 
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     values = dict(description)
     preprocessing = from_state(values.pop("preprocessing"), own)
-    for name, kinds in _DESCRIBED.items():
-        if not isinstance(values.get(name), kinds):
-            raise ValueError(f"{name} is {str(values.get(name))[:80]!r}, a {type(values.get(name)).__name__}")
+    for name in DESCRIBED:
+        plain(name, values.get(name))
     values["class_names"] = values.pop("classes", None)  # the file's word
     values["tiles"] = 1 if values.get("tiles") is None else values["tiles"]
     values["views"] = None if values.get("views") is None else _views(values["views"])

@@ -40,7 +40,8 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
         raise ValueError(
             f"the description must be under {LIMITS.header_bytes // 2} characters of JSON to be read again"
         )
-    content = _sorted(safetensors.torch.save({name: t.cpu().contiguous() for name, t in tensors.items()}, metadata))
+    apart = {name: t.cpu().contiguous().clone() for name, t in tensors.items()}  # safetensors refuses shared memory
+    content = _sorted(safetensors.torch.save(apart, metadata))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)

@@ -17,6 +17,7 @@ from .targets import Targets, loss_of, targets_as
 from .training import TrainingRecipe, recipe_for
 
 _AT_ONCE = 250  # examples whose activations are in memory together when accuracy is measured
+_PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _KEPT = 2**28  # bytes of inputs that are made once and kept; more are made again at every visit
 
 
@@ -94,7 +95,7 @@ def accuracy_on(model: nn.Module, data: Any) -> float:
     Args:
         model: gives logits, or an object that has them.
         data: inputs and class numbers as two tensors, as a data set (a coreset of real images, `for_timm(...)`, ...)
-            or as a `DataLoader`. Targets that are no class numbers count as their largest.
+            or as a `DataLoader`. Class numbers are `(n,)` or `(n, 1)`; of `(n, classes)` the largest counts.
     """
     if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(each, Tensor) for each in data):
         data = TensorDataset(*data)
@@ -112,6 +113,18 @@ def logits_of(outputs: Any) -> Tensor:
     if not isinstance(logits, Tensor):
         raise TypeError(f"model must give logits, or an object that has them, got a {type(outputs).__name__}")
     return logits
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where its first parameter is; the CPU for a model that has none."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def as_taken_by(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Inputs on the model's device; floats in the precision of its first parameter, which no layer casts by itself."""
+    taken = next((p.dtype for p in model.parameters() if p.dtype in _PRECISIONS), inputs.dtype)
+    return inputs.to(device_of(model), taken if inputs.is_floating_point() else None)
 
 
 @dataclass(frozen=True)
@@ -159,12 +172,12 @@ def _train(model: nn.Module, examples: _Examples, recipe: TrainingRecipe, genera
     """All steps of the recipe; a loss that is not finite ends it with what to lower."""
     optimizer = _optimizer(model, recipe)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=recipe.steps)
-    device = next(model.parameters()).device
+    device = device_of(model)
     model.train()
     for step, rows in enumerate(_batches(len(examples.targets), recipe, generator)):
         x, y = _augmented(examples, rows, recipe, generator)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            logits = logits_of(model(x.to(device)))
+            logits = logits_of(model(as_taken_by(model, x)))
         loss = loss_of(examples.coreset, recipe.labels, logits.float() if bf16 else logits, y.to(device))
         if not math.isfinite(float(loss.detach())):
             raise ValueError(_diverged(step, recipe, float(loss.detach())))
@@ -178,7 +191,9 @@ def _augmented(
     examples: _Examples, rows: Tensor, recipe: TrainingRecipe, generator: Generator
 ) -> tuple[Tensor, Tensor]:
     """A batch after all changes of the recipe."""
-    x, y = changed(examples.inputs(rows), recipe.augmentation, generator), examples.targets[rows]
+    x, y = examples.inputs(rows), examples.targets[rows]
+    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # CPUs cannot scale images in halves
+    x = changed(x, recipe.augmentation, generator)
     if not (recipe.mixing or recipe.cutmix):
         return x, y
     y = y if y.is_floating_point() else one_hot(y, examples.coreset.num_classes or 0)
@@ -213,16 +228,26 @@ def _batches(n: int, recipe: TrainingRecipe, generator: Generator) -> Iterable[T
 
 @torch.no_grad()
 def _share_right(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    device = next(model.parameters()).device
     model.eval()
     right, count = 0, 0
     for x, y in batches:
-        classes = y.argmax(1) if y.ndim == 2 else y
-        right += int((logits_of(model(x.to(device))).argmax(1).cpu() == classes.cpu()).sum())
+        found, classes = logits_of(model(as_taken_by(model, x))).argmax(1).cpu(), _class_numbers(y).cpu()
+        if found.shape != classes.shape:
+            raise ValueError(
+                f"test must have a class number for each input, got targets {tuple(y.shape)} for {len(x)} inputs"
+            )
+        right += int((found == classes).sum())
         count += len(classes)
     if not count:
         raise ValueError("test must hold at least one example, got none")
     return right / count
+
+
+def _class_numbers(targets: Tensor) -> Tensor:
+    """`(n,)`: a column `(n, 1)` holds class numbers as well, several columns a number for each class."""
+    if targets.ndim == 2:
+        return targets.argmax(1) if targets.shape[1] > 1 else targets[:, 0]
+    return targets
 
 
 def _pair(example: Any) -> tuple[Tensor, Tensor]:

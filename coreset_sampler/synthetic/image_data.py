@@ -49,7 +49,7 @@ class ImageData:
         return Normalize(tuple(mean.tolist()), tuple(std.tolist()))
 
     def validation_split(self, share: float = 0.1, seed: int = 0) -> ImageData:
-        """The training images alone, a share of each class held out in place of the test images."""
+        """The training images alone, a share of each class held out in place of the test images; never all of it."""
         if not 0 < share < 1:
             raise ValueError(f"share must be in (0, 1), got {share}")
         pixels, labels = self.train
@@ -58,9 +58,10 @@ class ImageData:
         for label in labels.unique():
             members = (labels == label).nonzero().flatten()
             order = torch.randperm(len(members), generator=generator)
-            held_out[members[order[: max(1, round(share * len(members)))]]] = True
-        if held_out.all():
-            raise ValueError("no training images are left: every class has one image")
+            count = min(max(1, round(share * len(members))), len(members) - 1)  # never the last one
+            held_out[members[order[:count]]] = True
+        if not held_out.any():
+            raise ValueError("no image can be held out: every class has one image; hold none out")
         return replace(self, train=(pixels[~held_out], labels[~held_out]), test=(pixels[held_out], labels[held_out]))
 
 
@@ -78,6 +79,11 @@ def open_images(data: Images, *, image_size: int | None = None) -> ImageData:
         image_size: scale and crop every image to a square of so many pixels; without it all must have one size already.
     """
     if isinstance(data, ImageData):
+        if image_size not in (None, data.image_size):
+            raise ValueError(
+                f"image_size must be left out for images that are open already, of {data.image_size} pixels, got "
+                f"{image_size}; pass it to open_images with the folder"
+            )
         return data
     if isinstance(data, (tuple, list)):
         return _of_tensors(data, image_size)
@@ -101,7 +107,9 @@ def _of_tensors(data: Sequence[Any], image_size: int | None) -> ImageData:
             "channels to the front"
         )
     if image_size not in (None, images.shape[-1]):
-        raise ValueError(f"image_size must be left out for images that are open already, of {images.shape[-1]} pixels")
+        raise ValueError(
+            f"image_size must be left out for images that are open already, of {images.shape[-1]} pixels, got {image_size}"
+        )
     if labels.shape != images.shape[:1] or labels.is_floating_point() or not len(labels) or int(labels.min()) < 0:
         raise ValueError(
             f"labels must be class numbers 0, 1, ... ({len(images)},), got {labels.dtype} {tuple(labels.shape)}"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .checks import check_views
 from .dataset import SyntheticCoreset
-from .fitting import logits_of
+from .fitting import as_taken_by, logits_of
 from .views import Views, keep_class_mirrored
 
 _AT_ONCE = 250  # views whose activations are in memory together
@@ -44,27 +45,46 @@ def label_views(
     made = views if isinstance(views, Views) else Views(views, mirror=keep_class_mirrored(coreset.class_names))
     check_views(coreset.stored, made.count, 1, coreset.preprocessing)
     images = coreset.stored.float() / 255 if coreset.stored.dtype == torch.uint8 else coreset.stored
-    targets = _probabilities(model, made(images), temperature)
+    targets = _probabilities(model, made.parts(images, _AT_ONCE), temperature)
     if coreset.num_classes not in (None, targets.shape[1]):
         raise ValueError(
             f"model must know the coreset's {coreset.num_classes} classes, it gives {targets.shape[1]} numbers"
         )
     about = coreset.describe() | {"views": made, "target_kind": "soft", "last_layer": None, "learning_rate": None}
+    about["provenance"] = _provenance(coreset, type(model).__name__, temperature)
     return SyntheticCoreset(
         coreset.stored, targets, preprocessing=coreset.preprocessing, **about | {"num_classes": targets.shape[1]}
     )
 
 
+def _provenance(coreset: SyntheticCoreset, teacher: str, temperature: float) -> dict[str, Any]:
+    """What is recorded of the images, without the accuracy that their old targets gave, and who labelled the views."""
+    kept = {name: value for name, value in coreset.provenance.items() if name != "accuracy"}
+    return kept | {"views": {"teacher": teacher, "temperature": temperature}}
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode meanwhile; then every module is in the mode that it was in."""
+    """Evaluation mode meanwhile; then every module is in the mode that it was in, by its own `train` if it has one.
+
+    Such a `train` may do more than set a flag, as merge weights; these are copied back, because it rounds.
+    """
     modes = {module: module.training for module in model.modules()}
+    own = [module for module in modes if getattr(module.train, "__func__", None) is not nn.Module.train]
+    weights = {p: p.detach().clone() for module in own for p in module.parameters()}
     try:
         model.eval()
         yield
     finally:
+        for module in own:  # parents first, since theirs calls that of their children
+            if module.training != modes[module]:
+                module.train(modes[module])
         for module, mode in modes.items():
             module.training = mode
+        with torch.no_grad():
+            for weight, value in weights.items():
+                if not torch.equal(weight, value):
+                    weight.copy_(value)
 
 
 def check_temperature(temperature: float) -> None:
@@ -74,10 +94,9 @@ def check_temperature(temperature: float) -> None:
 
 
 @torch.no_grad()
-def _probabilities(model: nn.Module, inputs: Tensor, temperature: float) -> Tensor:
-    device = next(model.parameters()).device
+def _probabilities(model: nn.Module, parts: Iterable[Tensor], temperature: float) -> Tensor:
     with evaluating(model):
-        logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in inputs.split(_AT_ONCE)])
+        logits = torch.cat([logits_of(model(as_taken_by(model, part))).float().cpu() for part in parts])
     if logits.ndim != 2 or not bool(torch.isfinite(logits).all()):
         raise ValueError(f"model must give finite logits (n, classes), got shape {tuple(logits.shape)} or NaN")
     return (logits / temperature).softmax(1)

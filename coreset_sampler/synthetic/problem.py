@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .distillers.real_data import RealData
 from .image_data import ImageData
@@ -55,10 +56,10 @@ class Problem:
         """Refuses more images per class than every class has, where a stored image begins as `each` of them."""
         if count < 1:
             raise ValueError(f"images_per_class must be at least 1, got {count}")
-        labels, counts = self.train.targets.unique(return_counts=True)
+        counts = self.train.targets.bincount(minlength=len(self.class_names))
         fewest = int(counts.argmin())
         if count * each > int(counts[fewest]):
-            name, has = self.class_names[int(labels[fewest])], int(counts[fewest])
+            name, has = self.class_names[fewest], int(counts[fewest]) or "none"
             needed = "" if each == 1 else f", which begin as {each} real ones each"
             raise ValueError(
                 f"images_per_class must be at most the training images of every class, got {count}{needed}: class "
@@ -97,7 +98,7 @@ def make_problem(
     split = images.validation_split(held_out) if held_out else images
     normalize = split.normalize()
     shape = split.channels, split.num_classes, split.image_size
-    kept = [part[:_MOST_HELD_OUT] for part in split.test]
+    kept = _some(split.test, _MOST_HELD_OUT)
     return Problem(
         name or images.name,
         split.class_names,
@@ -106,6 +107,12 @@ def make_problem(
         normalize,
         *_networks(kinds(networks), widths, shape),
     )
+
+
+def _some(images: tuple[Tensor, Tensor], most: int) -> tuple[Tensor, Tensor]:
+    """At most so many of all classes, always the same ones: folders are sorted by class, so the first would not do."""
+    rows = torch.randperm(len(images[1]), generator=torch.Generator().manual_seed(0))[:most].sort().values
+    return images[0][rows], images[1][rows]
 
 
 def _networks(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .._version import __version__
+from .checks import check_views, most_views
 from .dataset import SyntheticCoreset
 from .distillers.presets import TEACHERS
 from .distillers.teacher import Teacher, train_teacher
@@ -50,7 +51,8 @@ def teach(
     Args:
         data: a folder that `datasets.load_dataset` opens, `"digits"`, or `(images, labels)`.
         images_per_class: how many to keep.
-        views: of each image; 1,280 for each class if not said, at least 16 and at most 512 of an image.
+        views: of each image; 1,280 for each class if not said, at least 16 and at most 512 of an image, and
+            fewer where they would not go into 4 GiB.
         teacher: your own classifier, trained on such images normalised by their mean and deviation
             (`open_images(data).normalize()`), left as it was; without it one is trained here, in minutes.
         settings: of the teacher that is trained: network, epochs, lr, batch, mirror.
@@ -71,19 +73,22 @@ def teach(
     problem, report = make_problem(images, name=name, held_out=held_out, device=device), Reporter(progress)
     problem.check_images_per_class(images_per_class)
     check_temperature(temperature)
+    names = images.class_names if images.named else None
     if teacher is not None and settings:
         raise ValueError(
             f"settings are for a teacher that is trained here, got {dict(settings)}; leave one of both out"
         )
-    made = views if isinstance(views, Views) else _views(problem, images_per_class, views)
+    inputs, targets = problem.train.per_class(images_per_class, torch.Generator().manual_seed(seed))
+    made = views if isinstance(views, Views) else _views(names, inputs, images_per_class, views, seed)
+    check_views(inputs, made.count, 1, problem.preprocessing)  # before minutes of training
     plan = _plan(problem, settings or {}, made.mirror)
     model = _trained(plan, problem, seed, report) if teacher is None else teacher
-    inputs, targets = problem.train.per_class(images_per_class, torch.Generator().manual_seed(seed))
     few = SyntheticCoreset(
         inputs.cpu(),
         targets.cpu(),
         preprocessing=problem.preprocessing,
-        class_names=problem.class_names,
+        class_names=names,
+        num_classes=images.num_classes,
         method="views",
         images_per_class=images_per_class,
         provenance={
@@ -100,9 +105,9 @@ def teach(
     return label_views(few, model, made, temperature=temperature)
 
 
-def _views(problem: Problem, images_per_class: int, asked: int | None) -> Views:
-    usual = min(_MOST, max(_FEWEST, _PER_CLASS // images_per_class))
-    return Views(usual if asked is None else asked, mirror=keep_class_mirrored(problem.class_names))
+def _views(names: Sequence[str] | None, inputs: Tensor, per_class: int, asked: int | None, seed: int) -> Views:
+    usual = min(_MOST, max(_FEWEST, _PER_CLASS // per_class), max(1, most_views(inputs)))
+    return Views(usual if asked is None else asked, seed=seed, mirror=keep_class_mirrored(names))
 
 
 def _plan(problem: Problem, settings: Mapping[str, Any], mirror: bool) -> Teacher:
@@ -110,9 +115,11 @@ def _plan(problem: Problem, settings: Mapping[str, Any], mirror: bool) -> Teache
     known = [each.name for each in fields(Teacher)]
     for unknown in (each for each in settings if each not in known):
         raise ValueError(f"the teacher has no setting {unknown!r}; it has {', '.join(known)}")
-    usual = Teacher(mirror=mirror)
-    epochs = max(usual.epochs, math.ceil(_STEPS * usual.batch / problem.train.n))  # of few images more
-    return replace(TEACHERS.get(problem.name, replace(usual, epochs=epochs)), **settings)
+    plan = replace(TEACHERS.get(problem.name, Teacher(mirror=mirror)), **settings)
+    if problem.name in TEACHERS or "epochs" in settings:
+        return plan
+    batch = min(plan.batch, problem.train.n)
+    return replace(plan, epochs=max(plan.epochs, math.ceil(_STEPS * batch / problem.train.n)))  # of few images more
 
 
 def _trained(plan: Teacher, problem: Problem, seed: int, report: Reporter) -> nn.Module:

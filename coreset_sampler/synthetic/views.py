@@ -6,7 +6,7 @@ of what the teacher knows. Only the labels are stored: views are made from image
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -60,12 +60,21 @@ class Views:
 
         Example `i * count + v` is view `v` of image `i`.
         """
-        drawn = self._drawn(len(images), *images.shape[-2:])
-        own = _shown(images, torch.arange(len(images)).repeat_interleave(self.count), drawn.own)
-        other = _shown(images, drawn.partner, drawn.other)
-        share = torch.where(drawn.blends[:, None, None], drawn.share[:, None, None].expand_as(drawn.kept), drawn.kept)
-        share = share[:, None].to(images)
-        return share * own + (1 - share) * other
+        return torch.cat(list(self.parts(images)))
+
+    def parts(self, images: Tensor, at_once: int = 1024) -> Iterator[Tensor]:
+        """The same, so many at once: what making them takes besides is then little."""
+        raw = np.random.Philox(key=self.seed).random_raw(len(images) * self.count * _COLUMNS) >> np.uint64(16)
+        numbers = torch.from_numpy(raw.reshape(-1, _COLUMNS).astype(np.int64))
+        examples = torch.arange(len(numbers))
+        for some, rows in zip(numbers.split(at_once), examples.split(at_once), strict=True):
+            drawn = self._drawn(some, *images.shape[-2:])
+            own = _shown(images, rows // self.count, drawn.own)
+            other = _shown(images, drawn.partner % len(images), drawn.other)
+            blends = (rows % self.count % 2 == 0)[:, None, None]
+            share = torch.where(blends, drawn.share[:, None, None].expand_as(drawn.kept), drawn.kept)
+            share = share[:, None].to(images)
+            yield share * own + (1 - share) * other
 
     def state(self) -> dict[str, Any]:
         """As a file says it."""
@@ -80,12 +89,8 @@ class Views:
             )
         return cls(**state)
 
-    def _drawn(self, n: int, height: int, width: int) -> _Drawn:
-        """What the random numbers say of each view."""
-        raw = np.random.Philox(key=self.seed).random_raw(n * self.count * _COLUMNS).reshape(-1, _COLUMNS) >> np.uint64(
-            16
-        )
-        numbers = torch.from_numpy(raw.astype(np.int64))
+    def _drawn(self, numbers: Tensor, height: int, width: int) -> _Drawn:
+        """What random numbers `(views, 7)` say of each view."""
         bits, amount = numbers[:, 2], numbers[:, 6] % 256
         turned = [
             (bits >> place) % 2 == 1 if self.mirror else torch.zeros(len(bits), dtype=torch.bool) for place in (0, 1)
@@ -94,10 +99,7 @@ class Views:
             _Place(_offset(numbers[:, at], height), _offset(numbers[:, at + 1], width), turn)
             for at, turn in zip((0, 4), turned, strict=True)
         )
-        blends = torch.arange(n * self.count) % self.count % 2 == 0
-        return _Drawn(
-            own, other, numbers[:, 3] % n, blends, 0.5 + amount / 512, _kept(bits >> 2, amount, height, width)
-        )
+        return _Drawn(own, other, numbers[:, 3], 0.5 + amount / 512, _kept(bits >> 2, amount, height, width))
 
 
 def keep_class_mirrored(class_names: Sequence[str] | None) -> bool:
@@ -114,12 +116,11 @@ class _Place(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """All of each view: two places, the partner's number, whether it blends, by which share, or what is `kept`."""
+    """All of each view: two places, the partner's number, the share if it blends, what is `kept` if it pastes."""
 
     own: _Place
     other: _Place
     partner: Tensor
-    blends: Tensor
     share: Tensor
     kept: Tensor
 

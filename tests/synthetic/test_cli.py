@@ -11,6 +11,7 @@ import torch
 
 import coreset_sampler
 from coreset_sampler.cli import main as cli
+from coreset_sampler.cli.evaluate import _settings
 from coreset_sampler.synthetic import zoo
 from coreset_sampler.synthetic.dataset import SyntheticCoreset, load_coreset
 from coreset_sampler.synthetic.preprocessing import ZCA, Normalize, Raw
@@ -111,6 +112,26 @@ def test_whitening_can_be_taken_from_a_coreset_of_ours(capsys, mtt, tmp_path):
     assert torch.equal(load_coreset(out).preprocessing.matrix, zca.matrix)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--mean", "0.5", "--std", "0.5"],
+        ["--raw"],
+        ["--targets", "soft"],
+        ["--class-names", "cat", "dog"],
+        ["--format", "mtt"],
+        ["--preprocessing-from", "digits/k-center-1"],
+    ],
+)
+def test_what_a_file_of_ours_says_itself_is_refused(capsys, tmp_path, words):
+    out = tmp_path / "out.safetensors"
+    code, _, err = run(capsys, "convert", "digits/k-center-1", out, *words)
+    assert code == 1
+    assert f"digits/k-center-1 is a coreset of ours, which says itself what {words[0]}" in err
+    assert not out.exists()
+    assert run(capsys, "convert", "digits/k-center-1", out)[0] == 0
+
+
 def test_convert_overwrites_only_by_force(capsys, mtt, tmp_path):
     out = tmp_path / "out.safetensors"
     out.write_bytes(b"precious")
@@ -189,3 +210,10 @@ def test_the_command_runs_as_a_module():
     result = subprocess.run([sys.executable, "-m", "coreset_sampler.cli", "zoo"], capture_output=True, text=True)
     assert result.returncode == 0
     assert "digits/k-center-1" in result.stdout
+
+
+def test_settings_that_are_text_need_no_quotes():
+    found = _settings(["recipe.augmentation=shift+flip", "recipe.labels=hard", 'recipe.labels="soft"', "sgd.steps=3"])
+    assert found == {"recipe": {"augmentation": "shift+flip", "labels": "soft"}, "sgd": {"steps": 3}}
+    with pytest.raises(ValueError, match="--set takes NAME=VALUE"):
+        _settings(["recipe.lr=fast"])

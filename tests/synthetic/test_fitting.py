@@ -286,3 +286,39 @@ def test_bf16_training_is_close_keeps_weights_in_float32_and_is_under_autocast()
         assert other.dtype == torch.float32
         assert torch.allclose(one, other, atol=0.02)
     assert not torch.equal(results[0][0].weight, results[1][0].weight)
+
+
+def flat(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).to(dtype)
+
+
+def test_class_numbers_in_a_column_are_class_numbers():
+    model, x, y = flat(), REAL.inputs.float() / 255, REAL.targets
+    expected = accuracy_on(model, (x, y))
+    one_hot_bytes = torch.nn.functional.one_hot(y.long(), 10)
+    shapes = (y[:, None], y[:, None].float(), one_hot_bytes, one_hot_bytes.float())
+    assert [accuracy_on(model, (x, each)) for each in shapes] == [expected] * 4
+    with pytest.raises(ValueError, match=r"a class number for each input, got targets \(10, 1, 1\)"):
+        accuracy_on(model, (x, y[:, None, None]))
+
+
+def test_a_model_without_parameters_is_measured():
+    assert accuracy_on(nn.Flatten(), (torch.eye(4)[:, None], torch.arange(4))) == 1
+
+
+@pytest.mark.parametrize("of_model", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("of_set", [torch.float16, torch.bfloat16, torch.float64, torch.float32])
+def test_a_set_of_any_precision_trains_a_model_of_any_other(of_set, of_model):
+    coreset = SyntheticCoreset(REAL.inputs.to(of_set), REAL.targets, preprocessing=Raw())
+    every = ("shift", "flip", "scale", "cutout")
+    recipe = replace(recipe_for(coreset, flat()), steps=2, batch_size=5, augmentation=every, mixing=0.4)
+    result = fit(flat(of_model), coreset, recipe, test=coreset)
+    assert result.test_accuracy is not None
+    assert result.model[1].weight.dtype == of_model
+
+
+def test_integer_inputs_stay_integers():
+    tokens = SyntheticCoreset(torch.arange(8).view(4, 2), torch.arange(4) % 2, preprocessing=Raw())
+    model = nn.Sequential(nn.Embedding(8, 3), nn.Flatten(), nn.Linear(6, 2))
+    assert accuracy_on(model, tokens) <= 1

@@ -241,6 +241,30 @@ class TestTargets:
         summed = coreset.loss(outputs, coreset.targets, reduction="sum")
         assert torch.allclose(summed / 6, coreset.loss(outputs, coreset.targets))
 
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int16])
+    def test_class_numbers_of_any_integers_have_a_loss(self, dtype):
+        outputs, coreset = torch.randn(6, 3), SyntheticCoreset(images(), labels().to(dtype), preprocessing=Raw())
+        assert torch.equal(coreset.loss(outputs, coreset.targets), hard().loss(outputs, labels()))
+
+    def test_targets_without_a_second_dimension_are_regressed_on(self):
+        values, outputs = torch.rand(6), torch.randn(6)
+        coreset = SyntheticCoreset(images(), values, target_kind="regression", preprocessing=Raw())
+        torch.testing.assert_close(coreset.loss(outputs, values), (outputs - values).square().mean())
+        assert coreset.loss(outputs, values, reduction="none").shape == (6,)
+
+    @pytest.mark.parametrize(
+        ("kind", "outputs", "targets"),
+        [
+            ("regression", torch.rand(6, 1), torch.rand(6)),
+            ("regression", torch.rand(6, 3), torch.rand(6, 1)),
+            ("soft", torch.rand(6, 3), torch.rand(6, 2)),
+            ("hard", torch.rand(6, 3), torch.zeros(6, 1, dtype=torch.long)),
+        ],
+    )
+    def test_a_loss_is_refused_where_targets_would_be_broadcast(self, kind, outputs, targets):
+        with pytest.raises(ValueError, match=f"{kind} targets must be .*, got targets"):
+            KINDS[kind].loss(outputs, targets)
+
     @pytest.mark.parametrize("name", ["hard", "soft", "logits", "regression"])
     def test_every_kind_trains_a_model_to_fit_it(self, name):
         coreset = KINDS[name]
@@ -421,3 +445,39 @@ def test_importing_the_package_imports_no_framework():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
     )
     assert result.stdout.strip() == "[]"
+
+
+class TestWhatIsMadeCanBeSaved:
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("images_per_class", 10.0),
+            ("images_per_class", True),
+            ("num_classes", 3.0),
+            ("method", 5),
+            ("learning_rate", "0.1"),
+        ],
+    )
+    def test_what_a_file_cannot_say_is_refused_at_once(self, name, value):
+        with pytest.raises(ValueError, match=f"{name} must be (int|str|int or float) or left out, got '{value}'"):
+            hard(**{name: value})
+
+    def test_numbers_of_numpy_are_numbers(self, tmp_path):
+        coreset = hard(images_per_class=np.int64(2), num_classes=np.int32(3), learning_rate=np.float32(0.5))
+        coreset.save(tmp_path / "a.safetensors")
+        assert SyntheticCoreset.load(tmp_path / "a.safetensors").equal(coreset)
+
+    def test_inputs_and_targets_that_share_memory(self, tmp_path):
+        both = torch.rand(12, 5)
+        for x, y in ((both, both), (both[:6], both[6:])):
+            coreset = SyntheticCoreset(x, y, target_kind="regression", preprocessing=Raw())
+            coreset.save(tmp_path / "a.safetensors")
+            assert SyntheticCoreset.load(tmp_path / "a.safetensors").equal(coreset)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("classes", [10, 1000])
+    def test_probabilities_computed_in_halves_are_probabilities(self, dtype, classes):
+        scores = torch.randn(100, classes, generator=torch.Generator().manual_seed(0))
+        SyntheticCoreset(images(100), scores.to(dtype).softmax(1), target_kind="soft", preprocessing=Raw())
+        with pytest.raises(ValueError, match="soft targets must be probabilities"):
+            SyntheticCoreset(images(100), scores.to(dtype), target_kind="soft", preprocessing=Raw())

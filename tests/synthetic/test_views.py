@@ -10,10 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from coreset_sampler import Normalize, Raw, SyntheticCoreset, Views, fit, label_views, recipe_for
+from coreset_sampler import Normalize, Raw, SyntheticCoreset, Views, fit, label_views, load_coreset, recipe_for
+from coreset_sampler.cli.main import main
 from coreset_sampler.synthetic import file as coreset_file
 from coreset_sampler.synthetic.networks import convnet
-from coreset_sampler.synthetic.picture import uneven
+from coreset_sampler.synthetic.picture import _line, uneven
 from coreset_sampler.synthetic.remarks import remarks
 
 NORMALIZE = Normalize(0.3, 0.4)
@@ -231,3 +232,81 @@ def test_views_that_would_fill_the_memory_are_refused_unmade(tmp_path) -> None:
         SyntheticCoreset(big, torch.zeros(8 * 1024, dtype=torch.int8), preprocessing=Raw(), views=Views(1024))
     with pytest.raises(ValueError, match="make fewer of each"):
         label_views(SyntheticCoreset(big, torch.arange(8), preprocessing=Raw()), teacher(), views=1024)
+
+
+def test_views_made_in_parts_are_those_made_at_once_and_differentiable():
+    x, views = images(5).requires_grad_(), Views(7, seed=3)
+    parts = list(views.parts(x, at_once=4))
+    assert [len(part) for part in parts] == [4] * 8 + [3]
+    assert torch.equal(torch.cat(parts), views(x))
+    assert torch.autograd.grad(views(x).sum(), x)[0].abs().sum() > 0
+
+
+def test_labelling_never_holds_more_than_a_few_views(monkeypatch):
+    seen = []
+
+    def refuse(*_: object) -> torch.Tensor:
+        raise AssertionError("all views at once")
+
+    monkeypatch.setattr(Views, "__call__", refuse)
+    model = teacher()
+    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    assert len(label_views(real(), model, Views(100))) == 600
+    assert seen == [250, 250, 100]
+
+
+class Merging(nn.Linear):
+    """As LoRA layers do: evaluation mode merges weights, training mode takes them out again, up to rounding."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        super().train(mode)
+        if mode == self.merged:
+            self.weight.data += -0.1 if mode else 0.1
+            self.merged = not mode
+        return self
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_teacher_that_merges_weights_in_evaluation_mode_is_left_as_it_was(training):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), Merging(256, 3)).train(training)
+    before, merged = model[1].weight.clone(), model[1].merged
+    label_views(real(), model, 2)
+    assert (model.training, model[1].training, model[1].merged) == (training, training, merged)
+    assert torch.equal(model[1].weight, before)
+
+
+def test_a_teacher_without_parameters_labels():
+    class Brightness(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean((1, 2, 3))[:, None] * torch.tensor([0.0, 1.0, 2.0])
+
+    assert label_views(real(), Brightness(), 2).targets.shape == (12, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_set_of_another_precision_is_labelled(dtype):
+    few = SyntheticCoreset(images().to(dtype), torch.arange(6) % 3, preprocessing=Raw())
+    taught = label_views(few, teacher(), 4)
+    assert taught.stored.dtype == dtype
+    assert taught.targets.dtype == torch.float32
+
+
+def test_what_is_recorded_is_that_of_the_new_labels():
+    old = real(provenance={"data": "mine", "accuracy": {"mean": 0.9, "n": 3}}, method="vbpc")
+    taught = label_views(old, teacher(), 4, temperature=2.0)
+    assert taught.provenance == {"data": "mine", "views": {"teacher": "Sequential", "temperature": 2.0}}
+    assert "accuracy" in old.provenance
+
+
+def test_the_picture_of_labelled_views_shows_no_accuracy_of_the_old_labels(tmp_path, capsys):
+    old = load_coreset("digits/vbpc-1")
+    torch.manual_seed(0)
+    label_views(old, convnet(1, 10, 8, widths=(4,)), 4).save(tmp_path / "a.safetensors")
+    assert main(["show", str(tmp_path / "a.safetensors"), "-o", str(tmp_path / "a.png")]) == 0
+    assert "each image gives 4 views" in capsys.readouterr().out
+    taught = load_coreset(tmp_path / "a.safetensors")
+    assert "trains to" in _line(old, "")
+    assert "trains to" not in _line(taught, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -33,8 +34,14 @@ class Teacher:
     mirror: bool = True
 
     def __post_init__(self) -> None:
+        kinds: dict[str, tuple[Any, str]] = {"network": (str, "text"), "mirror": (bool, "True or False")}
+        kinds |= {"epochs": (int, "a whole number"), "batch": (int, "a whole number"), "lr": ((int, float), "a number")}
+        for name, (kind, wanted) in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+                raise ValueError(f"{name} of the teacher must be {wanted}, got {value!r}")
         for name in ("epochs", "lr", "batch"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} of the teacher must be positive, got {getattr(self, name)}")
 
 

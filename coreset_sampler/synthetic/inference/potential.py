@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
+from ..checks import check_outputs
 from ..dataset import SyntheticCoreset
 from ..flat import FlatNetwork
 
@@ -106,6 +107,7 @@ def network_potential(
 def misfit(coreset: SyntheticCoreset, outputs: Tensor, targets: Tensor) -> Tensor:
     r"""Minus the log-likelihood, summed over examples: cross-entropy, or $\frac12\|y - f\|^2$ for regression targets."""
     if coreset.target_kind == "regression":
+        check_outputs("regression", outputs, targets)
         return functional.mse_loss(outputs, targets.to(outputs.dtype), reduction="sum") / 2
     return coreset.loss(outputs, targets, reduction="sum")
 
