@@ -127,7 +127,8 @@ def distill(
         distiller,
         done.state,
         preprocessing=problem.preprocessing,
-        class_names=problem.class_names,
+        class_names=images.class_names if images.named else None,
+        num_classes=images.num_classes,
         images_per_class=images_per_class if even else None,
         provenance=_provenance(record, done) | ({"image_size": image_size} if image_size else {}) | about_experts,
     )

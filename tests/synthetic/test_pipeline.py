@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from coreset_sampler import distill, evaluate, load_coreset
+from coreset_sampler import distill, evaluate, load_coreset, recipe_for
 from coreset_sampler.synthetic.distillers import RealData, Variational
 from coreset_sampler.synthetic.distillers.run import StoppedError, run, start
 from coreset_sampler.synthetic.image_data import open_images
@@ -151,3 +151,13 @@ def test_evaluate_continues_from_its_output_and_refuses_unknown_settings(tmp_pat
     assert lines[-1].endswith("done before")
     with pytest.raises(ValueError, match="sgd has no setting 'step'; it has networks, steps"):
         call(settings={"sgd": {"step": 2}})
+
+
+def test_classes_without_names_get_none():
+    generator = torch.Generator().manual_seed(0)
+    data = torch.rand(60, 1, 8, 8, generator=generator), torch.arange(60) % 10
+    coreset = distill(data, images_per_class=1, steps=1, widths=(4,), held_out=0.0, progress=False)
+    assert coreset.class_names is None
+    assert coreset.num_classes == 10
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+    assert recipe_for(coreset, model).augmentation == ("shift", "flip")  # no digits, as far as is known
