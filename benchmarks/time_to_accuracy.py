@@ -12,6 +12,9 @@ COLOURS = {
     "crest": "#d98a2b",
     "stable": "#2b6cb0",
     "label_confidence": "#2f855a",
+    "infobatch": "#c0392b",
+    "loss_pruning": "#b794f4",
+    "loss_pruning, confidence": "#6b46c1",
 }
 
 
