@@ -83,4 +83,4 @@ def test_the_page_on_choosing_runs_as_printed_and_its_links_lead_somewhere(tmp_p
     run_snippets(page)
     assert (tmp_path / "mine.safetensors").exists()
     for link in page.read_text(encoding="utf-8").split("](")[1:]:
-        assert (page.parent / link.split(")")[0]).exists(), link
+        assert (page.parent / link.split(")")[0].split("#")[0]).exists(), link
