@@ -5,9 +5,9 @@
 Each contestant trains a small BatchNorm network on 10 % of 1,200 training digits an epoch, 80 epochs, and is scored on
 597 clean digits that none of them has seen. The loops differ in the sampler alone; learning rate and batch size are the
 same for all. (`benchmarks/fashion_mnist.py` tunes each on its own.)
-Measured (n = 5, mean ± standard deviation): uniform 0.888 ± 0.032, label confidence 0.881 ± 0.056, CREST 0.924 ± 0.018,
-stable 0.914 ± 0.016, stable with `confidence_exponent=2` 0.926 ± 0.015. With 1,200 digits label confidence has little to fit
-its noise model to, hence its spread; selection takes 19 % of its time and 42 % of stable's, the network being tiny.
+Measured (n = 5, mean ± standard deviation): uniform 0.892 ± 0.027, label confidence 0.881 ± 0.056, CREST 0.921 ± 0.022,
+stable 0.932 ± 0.016, stable with `confidence_exponent=2` 0.930 ± 0.017. With 1,200 digits label confidence has little to fit
+its noise model to, hence its spread; selection takes 14 % of its time and 48 % of stable's, the network being tiny.
 """
 
 from __future__ import annotations
