@@ -12,7 +12,7 @@ and mirrored at each visit; a set with several examples in an image stands also 
 
 Measured (`--seeds 3`, the set `digits/views-10`, 500 held-out digits, n = 3), 100 images with labelled views beside 100
 random ones: timm resnet10t 0.995 ± 0.003 and 0.959 ± 0.005, timm ViT 0.970 ± 0.007 and 0.911 ± 0.019, Hugging Face ViT
-0.976 ± 0.005 and 0.942 (n = 1). Random images are
+0.976 ± 0.005 and 0.930 ± 0.010. Random images are
 learned by heart (1.000 in training), views are not (0.874 to 0.941). Fashion-MNIST and CIFAR-10, n = 3: docs/results.md.
 """
 
