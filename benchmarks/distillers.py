@@ -153,6 +153,8 @@ class Bench:
 def jobs_of(options: argparse.Namespace) -> list[Row]:
     """Each network and test set; all that one corrupted test set is for before the next."""
     names = corruption_names() if options.corruptions == ["all"] else options.corruptions
+    for unknown in (name for name in names if name not in corruption_names()):
+        raise SystemExit(f"unknown corruption {unknown!r}; known: all, {', '.join(corruption_names())}")
     return [
         dict(data=options.name, on="test", widths=options.widths, experts=options.experts)
         | dict(longer=options.longer, steps=options.steps)
@@ -172,7 +174,7 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    bench = Bench(options)
+    jobs, bench = jobs_of(options), Bench(options)
     if options.tune:
         trials = [
             dict(data=options.name, on="validation", steps=TUNE_STEPS, method=method, settings=settings)
@@ -182,7 +184,7 @@ def main() -> None:
         rows = run_all(trials, bench.tune, options.results.with_name(f"{options.results.stem}-tuned.jsonl"))
         for (method,), found in grouped(rows, "method").items():
             bench.tuned[method] = max(found, key=lambda row: row["accuracy"])["settings"]
-    rows = run_all(jobs_of(options), bench.measure, options.results)
+    rows = run_all(jobs, bench.measure, options.results)
     by = ("method", "images_per_class", "by", "corruption")
     for group, found in grouped(rows, *by).items():
         figures = ", ".join(f"{name} {spread([row[name] for row in found])}" for name in ("accuracy", "nll", "ece"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
+import torch
 from torch import nn
 from torch.jit import ScriptModule
 from torch.nn.modules.batchnorm import _NormBase
@@ -164,3 +165,16 @@ def _own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     if is_parametrized(module):
         own += [(name, p) for name, p in module.named_parameters() if name.startswith("parametrizations.")]
     return own[::-1]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where its first parameter is; the CPU for a model that has none."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def back_through_train(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Calls `train` where it is somebody's own: eval mode may have done more than set a flag, such as merge weights."""
+    for module, mode in modes:  # parents first, since theirs calls that of their children
+        if getattr(module.train, "__func__", None) is not nn.Module.train and module.training != mode:
+            module.train(mode)

@@ -15,9 +15,7 @@ from ..synthetic.distillers.run import StoppedError, checkpoint_beside
 from ..synthetic.distillers.state import DivergedError
 from ..synthetic.networks import NETWORKS, kinds
 from ..synthetic.pipeline import distill
-from .options import add_data_and_widths, add_defaults, assignments, data_of, names
-
-_ENDING = ".safetensors"
+from .options import ENDING, add_data_and_widths, add_defaults, assignments, coreset_file, data_of, names
 
 
 def add_distill(commands: Any) -> None:
@@ -35,7 +33,7 @@ def add_distill(commands: Any) -> None:
     command.add_argument("--networks", type=names, metavar="NAMES", help=known)
     command.add_argument("--method", choices=list(METHODS), help="how")
     command.add_argument("--images-per-class", type=int, metavar="N", help="how many to learn")
-    command.add_argument("-o", "--output", required=True, metavar="FILE", help=f"coreset to write ({_ENDING})")
+    command.add_argument("-o", "--output", required=True, metavar="FILE", help=f"coreset to write ({ENDING})")
     command.add_argument("--steps", type=int, help="how many in all; the preset's if not said")
     command.add_argument("--minutes", type=float, help="stop stepping after so long in all")
     command.add_argument("--preset", choices=list(PRESETS), help="settings: cpu for minutes of one core")
@@ -54,9 +52,7 @@ def add_distill(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    output = Path(options.output)
-    if output.suffix != _ENDING:
-        raise ValueError(f"FILE must end in {_ENDING}, got {output}")
+    output = coreset_file(options.output)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("distill runs in one process; under torchrun only experts are split")
     with claimed(output):

@@ -22,9 +22,9 @@ from .audit import add_audit
 from .distill import add_distill
 from .evaluate import add_evaluate
 from .experts import add_experts
+from .options import ENDING, coreset_file
 from .teach import add_teach
 
-_ENDING = ".safetensors"
 _EXAMPLES = """examples:
   coreset-sampler zoo
   coreset-sampler info digits/vbpc-1
@@ -101,7 +101,7 @@ def _add_show(commands: Any) -> None:
 def _add_convert(commands: Any) -> None:
     command = commands.add_parser("convert", help="a published layout into our format")
     _add_reading(command, metavar="IN")
-    command.add_argument("output", metavar="OUT", help=f"file to write ({_ENDING})")
+    command.add_argument("output", metavar="OUT", help=f"file to write ({ENDING})")
     command.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
     command.set_defaults(run=_convert)
 
@@ -122,7 +122,7 @@ def _add_reading(command: argparse.ArgumentParser, metavar: str = "FILE") -> Non
 
 def _open(options: argparse.Namespace) -> SyntheticCoreset:
     path = Path(options.file)
-    if options.file in zoo.index() or (path.is_file() and path.suffix == _ENDING) or not path.exists():
+    if options.file in zoo.index() or (path.is_file() and path.suffix == ENDING) or not path.exists():
         coreset = load_coreset(options.file)
         _check_nothing_said(options)
         return coreset
@@ -225,9 +225,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _convert(options: argparse.Namespace) -> None:
-    output = Path(options.output)
-    if output.suffix != _ENDING:
-        raise ValueError(f"OUT must end in {_ENDING}, got {output}")
+    output = coreset_file(options.output, "OUT")
     if output.exists() and not options.force:
         raise CoresetFileError(f"{output} exists already; --force overwrites it")
     coreset = _open(options)

@@ -6,6 +6,7 @@ import argparse
 import inspect
 import json
 from collections.abc import Callable, Container, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,6 +57,16 @@ def add_defaults(command: argparse.ArgumentParser, function: Callable[..., Any])
             action.default = default
             shown = ",".join(default) if isinstance(default, tuple) else default
             action.help = f"{action.help} (default: {shown})" if shown not in (None, "") else action.help
+
+
+ENDING = ".safetensors"
+
+
+def coreset_file(text: str, name: str = "FILE") -> Path:
+    """The file to write, which says by its ending what it is."""
+    if Path(text).suffix != ENDING:
+        raise ValueError(f"{name} must end in {ENDING}, got {text}")
+    return Path(text)
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..synthetic.distillers.claim import claimed
 from ..synthetic.teaching import teach
-from .options import add_data, add_defaults, assignments, data_of
-
-_ENDING = ".safetensors"
+from .options import ENDING, add_data, add_defaults, assignments, coreset_file, data_of
 
 
 def add_teach(commands: Any) -> None:
@@ -39,16 +36,14 @@ def add_teach(commands: Any) -> None:
         metavar="NAME=VALUE",
         help="settings of the teacher: epochs=20 lr=0.002 network=vgg",
     )
-    command.add_argument("-o", "--output", required=True, metavar="FILE", help=f"coreset to write ({_ENDING})")
+    command.add_argument("-o", "--output", required=True, metavar="FILE", help=f"coreset to write ({ENDING})")
     command.add_argument("--force", action="store_true", help="write even if FILE exists")
     add_defaults(command, teach)
     command.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
-    output = Path(options.output)
-    if output.suffix != _ENDING:
-        raise ValueError(f"FILE must end in {_ENDING}, got {output}")
+    output = coreset_file(options.output)
     if output.exists() and not options.force:
         raise ValueError(f"{output} exists already: --force writes it anew")
     same = ("name", "images_per_class", "views", "temperature", "held_out", "image_size", "seed", "device")

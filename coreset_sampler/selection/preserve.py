@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..layers import is_sharded, unwrapped
+from ..layers import back_through_train, is_sharded, unwrapped
 from .model_state import COPIED_WHOLE, ModelState
 
 _ONE_AT_A_TIME = threading.RLock()  # for all models: the random states are those of the whole process
@@ -114,7 +114,7 @@ def _in_eval(model: nn.Module) -> Iterator[None]:
     finally:
         try:
             with guard:
-                _back_through_train(modes)
+                back_through_train(modes)
         finally:
             state.restore()
             guard.undo()
@@ -123,10 +123,3 @@ def _in_eval(model: nn.Module) -> Iterator[None]:
                     module.training = mode
             torch.set_autocast_cache_enabled(caches[0])
             parametrize._cache_enabled = caches[1]
-
-
-def _back_through_train(modes: list[tuple[nn.Module, bool]]) -> None:
-    """Calls `train` where it is somebody's own: eval mode may have done more than set a flag, such as merge weights."""
-    for module, mode in modes:  # parents first, since theirs calls that of their children
-        if getattr(module.train, "__func__", None) is not nn.Module.train and module.training != mode:
-            module.train(mode)

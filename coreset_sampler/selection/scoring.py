@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from .. import distributed
-from ..layers import check_ready, innermost, is_sharded, matrix_layers, unwrapped
+from ..layers import check_ready, device_of, innermost, is_sharded, matrix_layers, unwrapped
 from .batch import copied, in_order, moved, regrouped
 from .forward import default_forward, logits_of, precision
 from .labels import WORKER_TIMEOUT, not_one_class
@@ -73,8 +73,7 @@ class ScoringView:
         self._buffers = {id(self._own[name]): value for name, value in buffers.items()}
         self._state: ModelState | None = None
         self._written: set[int] = set()  # ids of tensors that a forward writes to
-        first = next(self._model.parameters(), None)
-        self._device = first.device if first is not None else torch.device("cpu")
+        self._device = device_of(self._model)
         self._share, self._large = True, False
         self._width = 0  # of embeddings
 

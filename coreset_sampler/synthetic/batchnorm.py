@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Dataset
 
+from ..layers import device_of
+
 
 def calibrate_batchnorm(model: nn.Module, images: Any, *, batch_size: int = 250) -> int:
     """Re-estimates what BatchNorm layers believe of their inputs on real images, which need no labels.
@@ -38,7 +40,7 @@ def calibrate_batchnorm(model: nn.Module, images: Any, *, batch_size: int = 250)
             f"model must have BatchNorm layers with running statistics, {type(model).__name__} has none: its outputs do not "
             "depend on statistics, so there is nothing to calibrate"
         )
-    device, used = next(model.parameters()).device, 0
+    device, used = device_of(model), 0
     with torch.no_grad(), _only_these_in_train_mode(model, layers):
         for batch in _batches(images, batch_size):
             model(batch.to(device))

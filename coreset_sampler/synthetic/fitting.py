@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from ..layers import device_of
 from .dataset import SyntheticCoreset
 from .per_image import changed, mixed, one_hot, pasted
 from .targets import Targets, loss_of, targets_as
@@ -113,12 +114,6 @@ def logits_of(outputs: Any) -> Tensor:
     if not isinstance(logits, Tensor):
         raise TypeError(f"model must give logits, or an object that has them, got a {type(outputs).__name__}")
     return logits
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where its first parameter is; the CPU for a model that has none."""
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 def as_taken_by(model: nn.Module, inputs: Tensor) -> Tensor:

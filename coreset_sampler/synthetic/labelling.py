@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..layers import back_through_train
 from .checks import check_views
 from .dataset import SyntheticCoreset
 from .fitting import as_taken_by, logits_of
@@ -76,9 +77,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.eval()
         yield
     finally:
-        for module in own:  # parents first, since theirs calls that of their children
-            if module.training != modes[module]:
-                module.train(modes[module])
+        back_through_train(modes.items())
         for module, mode in modes.items():
             module.training = mode
         with torch.no_grad():

@@ -70,7 +70,7 @@ class Problem:
         """A random part of the training images, always the same one; all if not said."""
         if examples is None or examples >= self.train.n:
             return self.train
-        rows = torch.randperm(self.train.n, generator=torch.Generator().manual_seed(0))[:examples]
+        rows = _random_rows(self.train.n, examples)
         part = self.train.inputs[rows], self.train.targets[rows]
         return RealData(*part, preprocessing=self.preprocessing, device=self.train.device)
 
@@ -110,9 +110,14 @@ def make_problem(
 
 
 def _some(images: tuple[Tensor, Tensor], most: int) -> tuple[Tensor, Tensor]:
-    """At most so many of all classes, always the same ones: folders are sorted by class, so the first would not do."""
-    rows = torch.randperm(len(images[1]), generator=torch.Generator().manual_seed(0))[:most].sort().values
+    """At most so many of all classes: folders are sorted by class, so the first would not do."""
+    rows = _random_rows(len(images[1]), most).sort().values
     return images[0][rows], images[1][rows]
+
+
+def _random_rows(n: int, most: int) -> Tensor:
+    """At most so many of n, always the same ones."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(0))[:most]
 
 
 def _networks(

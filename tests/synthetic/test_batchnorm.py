@@ -94,3 +94,10 @@ def test_bad_inputs_are_named():
         calibrate_batchnorm(network(), IMAGES, batch_size=1)
     with pytest.raises(TypeError, match="images must be a tensor, a data set or a DataLoader, got a int"):
         calibrate_batchnorm(network(), 3)
+
+
+def test_statistics_of_a_model_without_parameters():
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4, affine=False))
+    images = torch.randn(64, 1, 2, 2) + 3
+    calibrate_batchnorm(model, images)
+    assert model[1].running_mean.allclose(images.flatten(1).mean(0), atol=1e-4)
