@@ -39,7 +39,7 @@ from oracle import oracle
 from torch import Tensor
 from transformers.trainer_utils import get_last_checkpoint
 
-from coreset_sampler import Coreset, PointMass, SphericalGaussian, strategies
+from coreset_sampler import Coreset, SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 from coreset_sampler.selection.types import State, View
 
@@ -103,16 +103,13 @@ def strategy_of(name: str, setting: TextSetting, epochs: float, wrong: Tensor) -
         "first scored after a quarter": stable,
         "confidence_exponent 2": partial(stable, confidence_exponent=2),
         "confidence_exponent 2, no noise": partial(crest, confidence_exponent=2),
-        "label_confidence": partial(
-            strategies.LabelConfidence,
-            posterior=PointMass(),
-            warm_up=0,
-            rescore_every=setting.pools.get("rescore_every", 1),
-        ),
+        "label_confidence": strategies.LabelConfidence,
         "half of the wrong labels left out": partial(oracle, wrong[::2]),
         "all wrong labels left out": partial(oracle, wrong),
     }[name]()
     share = 0.25 if name == "first scored after a quarter" else setting.warm_up
+    if name == "label_confidence":  # begins with a uniform pass of its own
+        share = 0.0
     return strategies.WarmUp(chosen, selections=round(share * epochs))  # the head starts at random
 
 

@@ -32,18 +32,15 @@ from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2 as transforms
 
-from coreset_sampler import DistributedCoresetSampler, PointMass, SphericalGaussian, strategies
+from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
-POOLS = dict(
-    pool_size=5, keep=1, rescore_every=10
-)  # one example of five of its class stays; a scoring pass serves ten epochs
-STRATEGIES = {
-    "uniform": strategies.Uniform(),
+POOLS = dict(pool_size=5, keep=1, rescore_every=10)  # one of five of its class stays; a scoring pass serves ten epochs
+SCORED = {
     "crest": strategies.Crest(**POOLS),
     "stable": strategies.Stable(posterior=SphericalGaussian(0.01, "norm", redraw=1), draws=4, **POOLS),
-    "label_confidence": strategies.LabelConfidence(posterior=PointMass(), rescore_every=10, warm_up=0),
 }
+STRATEGIES = {"label_confidence": strategies.LabelConfidence(), "uniform": strategies.Uniform(), **SCORED}
 PLAIN = [transforms.ToImage(), transforms.ToDtype(torch.float32, scale=True), transforms.Normalize([0.473], [0.251])]
 
 
@@ -114,10 +111,12 @@ def main() -> None:
     torch.manual_seed(args.seed)
     model = network().to(device)
     parallel = nn.parallel.DistributedDataParallel(model) if world > 1 else model
+    strategy = STRATEGIES[args.strategy]
+    if args.strategy in SCORED:  # a network at its random start gives a scoring pass nothing
+        strategy = strategies.WarmUp(strategy, selections=args.epochs // 10)
     sampler = DistributedCoresetSampler(
-        train_set, model, fraction=args.fraction, seed=args.seed, labels=labels,
-        strategy=strategies.WarmUp(STRATEGIES[args.strategy], selections=args.epochs // 10),
-        selection_dataset=Images(images, labels, transforms.Compose(PLAIN)),  # where they are not moved or mirrored
+        train_set, model, fraction=args.fraction, seed=args.seed, labels=labels, strategy=strategy,
+        selection_dataset=Images(images, labels, transforms.Compose(PLAIN)),  # scored where not moved or mirrored
     )  # fmt: skip
     loader = DataLoader(train_set, args.batch_size // world, sampler=sampler, drop_last=True, num_workers=args.workers)
     steps = args.epochs * len(loader)

@@ -27,17 +27,13 @@ from timm.utils import ModelEmaV3, random_seed
 from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
 
-from coreset_sampler import DistributedCoresetSampler, PointMass, SphericalGaussian, strategies
+from coreset_sampler import DistributedCoresetSampler, SphericalGaussian, strategies
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # set by torchrun
 DEVICE = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
 POOLS = dict(pool_size=500, keep=100, balance="proportional", rescore_every=5)  # one scoring pass serves 5 epochs
-SCORED = dict(posterior=PointMass(), balance="proportional", rescore_every=5, warm_up=0)
-STRATEGIES = {
-    "uniform": strategies.Uniform(),
-    "stable": strategies.Stable(posterior=SphericalGaussian(0.1, "norm", redraw=1), draws=2, **POOLS),
-    "label_confidence": strategies.LabelConfidence(**SCORED),
-}
+STABLE = strategies.Stable(posterior=SphericalGaussian(0.1, "norm", redraw=1), draws=2, **POOLS)
+STRATEGIES = {"label_confidence": strategies.LabelConfidence(), "uniform": strategies.Uniform(), "stable": STABLE}
 
 
 class Images(Dataset):
@@ -74,7 +70,7 @@ def train(args, model, rows, labels, strategy, *, weight_decay=5e-5, min_scale=0
     train_set = Images(rows, labels, create_transform(**config, is_training=True, scale=(min_scale, 1.0)))
     parallel = nn.parallel.DistributedDataParallel(model) if WORLD > 1 else model
     sampler = DistributedCoresetSampler(
-        train_set, model, fraction=args.fraction, strategy=strategies.WarmUp(strategy, selections=args.warm_up),
+        train_set, model, fraction=args.fraction, strategy=strategy,
         selection_dataset=Images(rows, labels, plain), labels=labels, seed=args.seed, num_workers=args.workers,
     )  # fmt: skip
     loader = DataLoader(train_set, args.batch_size // WORLD, sampler=sampler, drop_last=True, num_workers=args.workers)
@@ -117,9 +113,9 @@ def main() -> None:
     add("--model", default="resnet50", help="of timm.list_models() (default: %(default)s)")
     add("--pretrained", action="store_true", help="start from timm's weights")
     add("--img-size", type=int, help="side of an image; default: the model's")
-    add("--strategy", choices=STRATEGIES, default="stable", help="default: %(default)s")
+    add("--strategy", choices=STRATEGIES, default="label_confidence", help="default: %(default)s")
     add("--fraction", type=float, default=0.1, help="of the data an epoch (default: %(default)s)")
-    add("--warm-up", type=int, default=5, help="epochs of uniform sampling to begin with (default: %(default)s)")
+    add("--warm-up", type=int, default=5, help="uniform epochs before stable (default: %(default)s)")
     add("--epochs", type=int, default=300, help="of that fraction (default: %(default)s)")
     add("--batch-size", type=int, default=256, help="of all processes together (default: %(default)s)")
     add("--opt", default="sgd", help="of timm.optim.list_optimizers(); adamw to fine-tune (default: %(default)s)")
@@ -137,7 +133,10 @@ def main() -> None:
     (rows, labels), test = load(args.data, "train"), load(args.data, "val", "validation", "valid", "test")
     random_seed(args.seed)
     model = timm.create_model(args.model, args.pretrained, num_classes=int(labels.max()) + 1).to(DEVICE)
-    model, plain, sampler = train(args, model, rows, labels, STRATEGIES[args.strategy])
+    strategy = STRATEGIES[args.strategy]
+    if strategy is STABLE:  # a new head gives a scoring pass nothing
+        strategy = strategies.WarmUp(strategy, selections=args.warm_up)
+    model, plain, sampler = train(args, model, rows, labels, strategy)
     if RANK == 0:
         with torch.no_grad():
             right = [model(x.to(DEVICE)).argmax(1).cpu() == y for x, y in DataLoader(Images(*test, plain), 250)]

@@ -34,19 +34,16 @@ from transformers import (
     set_seed,
 )
 
-from coreset_sampler import PointMass, SphericalGaussian, strategies
+from coreset_sampler import SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
 CLASSES = 3
-POOLS = dict(
-    pool_size=4, keep=1, rescore_every=5
-)  # one pair of four of its class stays; a scoring pass serves five epochs
-STRATEGIES = {
-    "uniform": strategies.Uniform(),
+POOLS = dict(pool_size=4, keep=1, rescore_every=5)  # one of four of its class stays; a scoring pass serves five epochs
+SCORED = {
     "crest": strategies.Crest(**POOLS),
     "stable": strategies.Stable(posterior=SphericalGaussian(0.01, "norm", redraw=1), draws=4, **POOLS),
-    "label_confidence": strategies.LabelConfidence(posterior=PointMass(), rescore_every=5, warm_up=0),
 }
+STRATEGIES = {"label_confidence": strategies.LabelConfidence(), "uniform": strategies.Uniform(), **SCORED}
 
 
 def load(data: str, model: str, split: str, max_length: int) -> Dataset:
@@ -100,7 +97,7 @@ def main() -> None:
     add = parser.add_argument
     add("--data", required=True, help="folder or hub id of SNLI for datasets.load_dataset")
     add("--model", required=True, help="folder or hub id of an encoder with its tokenizer")
-    add("--strategy", choices=STRATEGIES, default="stable", help="default: %(default)s")
+    add("--strategy", choices=STRATEGIES, default="label_confidence", help="default: %(default)s")
     add("--fraction", type=float, default=0.1, help="of the pairs an epoch (default: %(default)s)")
     add("--noise", type=float, default=0.0, help="share of wrong labels to put in (default: 0)")
     add("--pairs", type=int, help="to train on (default: all)")
@@ -117,8 +114,9 @@ def main() -> None:
     train_set = train_set.select(range(min(args.pairs or len(train_set), len(train_set))))
     noisy = inject_label_noise(torch.tensor(train_set["labels"][:]), args.noise, seed=args.seed, num_classes=CLASSES)
     train_set = train_set.remove_columns("labels").add_column("labels", noisy.tolist())
-    warm_up = round(0.5 * args.passes / args.fraction)  # half of the run: the head starts at random
-    strategy = strategies.WarmUp(STRATEGIES[args.strategy], selections=warm_up)
+    strategy = STRATEGIES[args.strategy]
+    if args.strategy in SCORED:  # for half of the run: the head starts at random
+        strategy = strategies.WarmUp(strategy, selections=round(0.5 * args.passes / args.fraction))
     trainer = trainer_of(args, train_set, dict(fraction=args.fraction, strategy=strategy))
     trainer.train(resume_from_checkpoint=args.resume)
     found = trainer.predict(load(args.data, args.model, "test", args.max_length))
