@@ -11,7 +11,8 @@ FILE holds timm's weights of EfficientNet-Lite0 (.safetensors); DIR is a folder 
 opens. What the part in training receives is computed once for 12,000 training and 5,000 test images (96 pixels) and kept
 beside --results. Training is on the first 10,000; validation is on the 2,000 others.
 
-    symmetric, by_class                 all but a head 1280-256-10 with BatchNorm and dropout is frozen
+    symmetric, by_class                 all but a head 1280-256-10 with BatchNorm and dropout 0.5 is frozen
+    light_symmetric, light_by_class     the same with dropout 0.2, which learns wrong labels by heart sooner
     tuned_symmetric, tuned_by_class     the last stage is fine-tuned, with a new head
     tiny_symmetric, tiny_by_class       all 20,000 images of Tiny-ImageNet, 200 classes, a head as above
     pairs_symmetric, pairs_by_class     20,000 pairs of SNLI: u, v, |u - v|, u * v of their sentences' frozen embeddings by
@@ -64,6 +65,7 @@ class PretrainedSetting(Setting):
     n_test: int = 5_000
     img_size: int = 96
     hidden: int = 256
+    dropout: float = 0.5
     batch_size: int = 64
 
 
@@ -74,14 +76,18 @@ PAIRS = dict(
     similar=(1, 0, 1), num_classes=3, n=20_000, n_test=9_824, pairs=True, passes=6, trials=(dict(lr=0.05),)
 )  # entailment, neutral, contradiction
 HEAD, STAGE = dict(passes=12, trials=(dict(lr=0.05),)), dict(passes=6, tuned_stage=True, trials=(dict(lr=0.01),))
+RATES = (0.1, 0.05, 0.02, 0.2)  # none of the others was half a point better for anybody on validation images
+LIGHT = dict(dropout=0.2, passes=12, trials=tuple(dict(lr=lr) for lr in RATES))
 SETTINGS = {
     "symmetric": PretrainedSetting(by_class=False, noises=(0.5, 0.0), **HEAD),
     "by_class": PretrainedSetting(by_class=True, noises=(0.4, 0.17), **HEAD),
+    "light_symmetric": PretrainedSetting(by_class=False, noises=(0.5, 0.0), **LIGHT),
+    "light_by_class": PretrainedSetting(by_class=True, noises=(0.4,), **LIGHT),
     "tuned_symmetric": PretrainedSetting(by_class=False, noises=(0.5, 0.0), **STAGE),
     "tuned_by_class": PretrainedSetting(by_class=True, noises=(0.4,), **STAGE),
     "tiny_symmetric": PretrainedSetting(by_class=False, noises=(0.5, 0.3, 0.0), **TINY),
     "tiny_by_class": PretrainedSetting(by_class=True, noises=(0.4,), **TINY),
-    "pairs_symmetric": PretrainedSetting(by_class=False, noises=(0.3, 0.0), **PAIRS),
+    "pairs_symmetric": PretrainedSetting(by_class=False, noises=(0.5, 0.3, 0.0), **PAIRS),
     "pairs_by_class": PretrainedSetting(by_class=True, noises=(0.3,), **PAIRS),
 }
 
@@ -170,7 +176,7 @@ def part_in_training(setting: PretrainedSetting, weights: str | None, width: int
     if setting.tuned_stage:
         return nn.Sequential(cut(network(weights))[1], nn.Dropout(0.2), nn.Linear(1280, setting.num_classes))
     return nn.Sequential(
-        nn.Linear(width, setting.hidden), nn.BatchNorm1d(setting.hidden), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(width, setting.hidden), nn.BatchNorm1d(setting.hidden), nn.ReLU(), nn.Dropout(setting.dropout),
         nn.Linear(setting.hidden, setting.num_classes),
     )  # fmt: skip
 
