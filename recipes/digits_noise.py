@@ -26,7 +26,7 @@ from tqdm import tqdm
 from coreset_sampler import CoresetSampler, SphericalGaussian, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
-NOISE, FRACTION, EPOCHS, BATCH_SIZE, LEARNING_RATE = 0.4, 0.1, 80, 12, 0.05
+NOISE, FRACTION, EPOCHS, BATCH_SIZE, LEARNING_RATE = 0.4, 0.1, 80, 12, 0.01
 POOLS = dict(pool_size=100, keep=20, rescore_every=10)
 NOISE_IN_NORMS = SphericalGaussian(0.1, "norm", redraw=1)
 STRATEGIES = {
