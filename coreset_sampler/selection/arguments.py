@@ -96,12 +96,31 @@ def check_observed(indices: Any, logits: Any, n: int, labels: Tensor, classes: i
     if len(at) != len(logits):
         raise ValueError(f"indices and logits must have as many rows, got {len(at)} and {len(logits)}")
     at = at.to("cpu", torch.int64)
-    if len(at) and not 0 <= int(at.min()) <= int(at.max()) < n:
-        raise ValueError(
-            f"indices must be in [0, {n}), got {int(at.min())} to {int(at.max())}: they count the data set"
-        )
-    needed = max(2, int(labels.max()) + 1)
+    low, high = at.aminmax() if len(at) else (0, 0)
+    if not 0 <= int(low) <= int(high) < n:
+        raise ValueError(f"indices must be in [0, {n}), got {int(low)} to {int(high)}: they count the data set")
+    needed = max(2, int(labels.max()) + 1) if classes is None else classes
     if logits.shape[1] != classes if classes is not None else logits.shape[1] < needed:
         what = f"{classes} as before" if classes is not None else f"at least {needed}, the labels' classes"
         raise ValueError(f"logits must have one column per class, {what}, got {logits.shape[1]}")
     return at, logits
+
+
+def check_logits(name: str, values: Tensor, labels: Tensor) -> None:
+    """Raises unless these are logits, or log probabilities, and as many labels of their classes."""
+    if values.ndim != 2 or not values.is_floating_point():
+        raise ValueError(
+            f"{name} must be a floating-point tensor (n, classes), got shape {tuple(values.shape)} of {values.dtype}. "
+            "Pass one row per example and one column per class."
+        )
+    if labels.shape != values.shape[:1] or labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels must be int64 of shape ({len(values)},), one for each row of {name}, got shape "
+            f"{tuple(labels.shape)} of {labels.dtype}. Pass labels.long() of the same examples."
+        )
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < values.shape[1]:
+        strange = int(labels.max()) if int(labels.min()) >= 0 else int(labels.min())
+        raise ValueError(
+            f"labels must be below the {values.shape[1]} columns of {name} and not negative, got {strange}. Leave "
+            "unlabelled examples out, or pass all columns of the network's output."
+        )

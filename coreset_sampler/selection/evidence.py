@@ -55,12 +55,14 @@ class Evidence:
         log_p = logits.log_softmax(1)
         if len(others) < 2 or not bool(torch.isfinite(log_p).all()):
             return None
-        loss, *shifted = [_loss(log_p, y) for y in (labels, *others)]
+        sets = [labels, *others, *(of(labels) for of in _PARTNERS)]
+        found = log_p.gather(1, torch.stack(sets, 1))  # all at once: this is run in the loop
+        own, before, after = found[:, :3].mean(0).tolist()
         p = log_p.exp()
         self._expected.append(float(((p - p.mean(0)) * log_p).sum(1).mean()))
-        self._gains.append([other - loss for other in shifted])
-        self._shifted.append(shifted)
-        self._partners.append(_partner_gains(log_p, labels, others))
+        self._gains.append([own - before, own - after])
+        self._shifted.append([-before, -after])
+        self._partners.append(_partner_gains(found[:, 3:], found[:, 1:3]))
         return self._verdict() if len(self._gains) % _WINDOW == 0 else None
 
     def _verdict(self) -> str | None:
@@ -88,18 +90,14 @@ class Evidence:
         self._partners: list[list[float]] = []
 
 
-def _loss(log_p: Tensor, labels: Tensor) -> float:
-    return -float(log_p.gather(1, labels[:, None]).mean())
-
-
-def _partner_gains(log_p: Tensor, labels: Tensor, others: list[Tensor]) -> list[float]:
-    """What the labels of mixing partners gain over those of other batches; a row is no partner of its own."""
-    rows, found = torch.arange(len(labels)), []
-    for of in _PARTNERS:
-        kept = of(rows) != rows
-        own, *rest = (_loss(log_p[kept], y[kept]) for y in (labels[of(rows)], *others))
-        found.append(sum(rest) / len(rest) - own if bool(kept.any()) else 0.0)
-    return found
+def _partner_gains(partners: Tensor, others: Tensor) -> list[float]:
+    """What the labels of mixing partners `(b, 2)` gain over those of other batches `(b, 2)`; no row is its own partner."""
+    rows = torch.arange(len(partners))
+    kept = torch.stack([of(rows) != rows for of in _PARTNERS], 1)
+    gains: list[float] = (
+        ((partners - others.mean(1, keepdim=True)) * kept).sum(0).div(kept.sum(0).clamp(min=1)).tolist()
+    )
+    return gains
 
 
 def _z(gains: Tensor) -> Tensor:

@@ -40,15 +40,22 @@ def distinct_share(coreset: Coreset, weighting: Weighting) -> float:
 def systematic_draw(coreset: Coreset, size: int, generator: torch.Generator) -> Tensor:
     """`(size,)` indices in random order, each as often as its weight says, rounded up or down at random.
 
-    Systematic resampling: one uniform number places an even comb over the cumulated weights. Unbiased, and with less
-    variance than independent draws. Weights 1, 2, 5 and `size=4` give cumulated shares 0.5, 1.5, 4; teeth at 0.3, 1.3,
-    2.3, 3.3 (offset 0.3) draw the examples 1, 1 and 2 times.
+    Systematic resampling is unbiased, and has less variance than independent draws.
     """
     shuffled = torch.randperm(len(coreset), generator=generator)
-    edges = torch.cumsum(coreset.weights[shuffled], 0)
-    offset = torch.rand((), generator=generator, dtype=torch.float64)
-    teeth = torch.ceil(edges * (size / edges[-1]) - offset).clamp_(0, size).long()  # of the comb, below each edge
-    teeth[-1] = size
-    times = teeth.diff(prepend=teeth.new_zeros(1))
+    times = comb(coreset.weights[shuffled], size, generator)
     drawn = coreset.indices[shuffled].repeat_interleave(times, output_size=size)
     return drawn[torch.randperm(size, generator=generator)]
+
+
+def comb(mass: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """`(k,)` how many teeth of an even comb of `size`, placed by one uniform number, meet the cumulated `mass` of each.
+
+    Masses 1, 2, 5 and `size=4` give cumulated shares 0.5, 1.5, 4; teeth at 0.3, 1.3, 2.3, 3.3 (offset 0.3) meet the
+    examples 1, 1 and 2 times.
+    """
+    edges = torch.cumsum(mass, 0)
+    offset = torch.rand((), generator=generator, dtype=torch.float64)
+    teeth = torch.ceil(edges * (size / edges[-1]) - offset).clamp_(0, size).long()  # below each edge
+    teeth[-1] = size
+    return teeth.diff(prepend=teeth.new_zeros(1))

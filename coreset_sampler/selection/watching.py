@@ -126,22 +126,21 @@ class Watch:
         except ValueError:
             return "its output has no logits of shape (batch, classes)"
         rows, at = len(logits), self.position
-        if rows == 0 or at + rows > min(len(self.order), self._yielded()):
-            left = min(len(self.order), self._yielded()) - at
+        left = min(len(self.order), self._yielded()) - at
+        if not 0 < rows <= left:
             return f"it was given {rows} rows where {left} of the pass's examples were left"
         if logits.shape[1] <= self._last_class:
             return f"it gives {logits.shape[1]} logits, and labels go up to {self._last_class}"
         self.position, self.largest = at + rows, max(self.largest, rows)
-        indices = self.order[at : at + rows]
-        seen, labels = visible_labels(args, named), self.labels[indices]
+        indices, seen = self.order[at : at + rows], visible_labels(args, named)
         if seen is not None and seen.is_floating_point() and seen.ndim == 2:
             return None  # mixed examples: the rows belong to no single one, and are left out
         logits = logits.to(torch.float32, copy=True)  # a loop may write into its own
-        if seen is not None and seen.shape == labels.shape and not seen.is_floating_point():
-            if not torch.equal(seen.to("cpu", torch.int64), labels):
+        if seen is not None and seen.shape == indices.shape and not seen.is_floating_point():
+            if not torch.equal(seen.to("cpu", torch.int64), self.labels[indices]):
                 return "the labels that it was given are not those of the matched examples"
         elif self._evidence.is_wanted():
-            reason = self._evidence.add(logits.cpu(), labels, self._neighbours(at, rows))
+            reason = self._evidence.add(logits.cpu(), self.labels[indices], self._neighbours(at, rows))
             if reason is not None:
                 return reason
         return self._take(indices, logits, at)

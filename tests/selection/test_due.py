@@ -255,3 +255,12 @@ def test_labels_are_judged_again_after_2_4_and_8_passes_whatever_the_fraction(si
     per_pass = -(-N // size)
     run.go(8 * per_pass + 1)
     assert judged == [2 * per_pass, 4 * per_pass, 8 * per_pass]
+
+
+@pytest.mark.parametrize("size", [1, 7, 60, 100])
+def test_who_is_first_is_what_sorting_all_by_time_and_tie_says(size):
+    generator = torch.Generator().manual_seed(size)
+    times = torch.randint(12, (100,), generator=generator).double()  # many are due at once
+    ties = torch.rand(100, generator=generator, dtype=torch.float64)
+    expected = sorted(range(100), key=lambda row: (float(times[row]), float(ties[row])))[:size]
+    assert due._first(times, ties, size).tolist() == expected

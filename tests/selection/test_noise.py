@@ -347,3 +347,17 @@ def test_the_rows_used_are_not_those_that_somebody_else_drew_with_a_small_seed(s
     quality = label_quality(known.log(), labels, NoiseModel(1.0, matrix, 0.5, competent=True))
     assert float(quality[labels == truth].min()) > 0.8
     assert float(quality[labels != truth].max()) < 0.2
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_a_search_near_the_temperature_finds_what_a_search_over_all_finds_with_few_fits(temperature, monkeypatch):
+    truth, logits = predictions(3000, 10, temperature=temperature, signal=2.0)
+    labels = labelled(truth, symmetric(0.4, 10))
+    model = noise_model(logits, labels)
+    softmaxes, search, softmax = [], noise._best_temperature, noise._softmax
+    monkeypatch.setattr(noise, "_softmax", lambda *given: softmaxes.append(given) or softmax(*given))
+    found = label_quality(logits, labels, model)
+    assert len(softmaxes) < 10  # 16 over all temperatures, and one for all rows
+    monkeypatch.setattr(noise, "_best_temperature", lambda some, fit, near=None: search(some, fit))
+    assert noise_model(logits, labels).matrix.equal(model.matrix)
+    assert label_quality(logits, labels, model).equal(found)

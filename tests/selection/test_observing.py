@@ -19,6 +19,7 @@ from watched import N, ReadsScores
 from watched import digit_set as data
 
 from coreset_sampler import Coreset, CoresetSampler, IndexedDataset, SphericalGaussian, WeightedDataset, strategies
+from coreset_sampler.selection.arguments import check_observed
 from coreset_sampler.selection.evidence import Evidence
 from coreset_sampler.selection.seeds import HEAD, mixed_seed
 from coreset_sampler.selection.weighted import plain
@@ -644,6 +645,15 @@ def test_observing_says_what_does_not_fit(indices, logits, message):
     with pytest.raises(ValueError, match="12 as before, got 10"):
         sampler.observe([3, 4], torch.zeros(2, 10))
     assert sampler.scores.counts.sum() == 2
+
+
+def test_labels_are_not_gone_through_at_each_batch_once_the_classes_are_known():
+    """At ImageNet's size that took as long as a small training step."""
+    labels = None  # so that looking at them is an error
+    at, _ = check_observed([3, 4], torch.zeros(2, 12), 5, labels, 12)
+    assert at.tolist() == [3, 4]
+    with pytest.raises(AttributeError):
+        check_observed([3, 4], torch.zeros(2, 12), 5, labels, None)
 
 
 def test_watch_must_be_a_choice():

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..agreement import above_chance
+
 _ROUNDS = 30  # of expectation-maximisation; the estimate changes by less than 0.01 after a dozen
 _ERRORS_ABOVE_CHANCE = 2  # standard errors that the agreement must be above chance
 _SUREST = 0.98  # the quantile of the highest probabilities that says how sure the model ever is
@@ -45,11 +47,7 @@ class Predictions(NamedTuple):
 
 def knows_labels(predicted: Predictions, labels: Tensor) -> bool:
     """Whether the likeliest classes agree with the labels more often than if they had nothing to do with each other."""
-    k, classes = len(labels), int(torch.maximum(predicted.likeliest, labels).max()) + 1
-    agree = float((predicted.likeliest == labels).double().mean())
-    shares = [torch.bincount(classes_of, minlength=classes) / k for classes_of in (predicted.likeliest, labels)]
-    chance = float(shares[0] @ shares[1])
-    return bool(agree > chance + _ERRORS_ABOVE_CHANCE * (chance * (1 - chance) / k) ** 0.5)
+    return above_chance(predicted.likeliest, labels, _ERRORS_ABOVE_CHANCE)
 
 
 def noise_rate(estimate: float, predicted: Predictions, labels: Tensor) -> float | None:

@@ -61,12 +61,19 @@ def select_watched(
         return equal(picks, n), replace(_after(state, picks, None), place=place)
     due = state.shown + (1 / state.chance if len(state.chance) else 1.0)
     ties = torch.rand(n, generator=generator, dtype=torch.float64)
-    order = torch.argsort(ties)[torch.argsort(due[torch.argsort(ties)], stable=True)]
     if balance is None:
-        return equal(order[:size], n), _after(state, order[:size], generator)
+        picks = _first(due, ties, size)
+        return equal(picks, n), _after(state, picks, generator)
     quota = quotas(view.labels, size, balance, generator)
-    picks = first_of_each_class(order, view.labels, quota)
+    picks = first_of_each_class(_first(due, ties, n), view.labels, quota)
     return Coreset(picks, class_weights(view.labels, picks, quota)), _after(state, picks, generator)
+
+
+def _first(due: Tensor, ties: Tensor, size: int) -> Tensor:
+    """The `size` examples that are due first, in this order; of those due at once the one with the smaller tie."""
+    rows = (due <= due.kthvalue(size).values).nonzero().flatten()  # sorting all would take most of a selection's time
+    rows = rows[torch.argsort(ties[rows])]
+    return rows[torch.argsort(due[rows], stable=True)][:size]
 
 
 def equal(picks: Tensor, n: int) -> Coreset:

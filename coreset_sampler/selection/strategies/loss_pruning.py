@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..coreset import Coreset
+from ..order import comb
 from ..posterior import Trajectory
 from ..scores import ScoreStore
 from ..types import Posterior, View
@@ -140,9 +141,5 @@ def _drawn(rows: Tensor, mass: Tensor, size: int, generator: torch.Generator) ->
     """`size` of the rows by systematic sampling in a random order, and their weights `mass / p`."""
     order = torch.randperm(len(rows), generator=generator)
     p = inclusion(mass[order], size)
-    edges = torch.cumsum(p, 0)
-    offset = torch.rand((), generator=generator, dtype=torch.float64)
-    teeth = torch.ceil(edges * (size / edges[-1]) - offset).clamp_(0, size).long()
-    teeth[-1] = size
-    chosen = teeth.diff(prepend=teeth.new_zeros(1)) > 0
+    chosen = comb(p, size, generator) > 0
     return rows[order][chosen], (mass[order] / p)[chosen]
