@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from .. import distributed
+from ..randomness import HEAD, mixed_seed
 from .arguments import check_observed
 from .evidence import Evidence
 from .noisy_head import NoisyHead, noise_of
 from .observed import Batch, joined
 from .scores import ScoreStore
-from .seeds import HEAD, mixed_seed
 from .watching import Watch, cannot_watch, watched_module
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from .. import distributed
+from ..randomness import ORDER, mixed_seed
 from . import strategies
 from .arguments import check_model, check_selection_dataset, check_weighting, length_of, size_of, whole_number
 from .batch import check_lengths
@@ -23,7 +24,6 @@ from .labels import check_labels
 from .observing import Observing
 from .order import Weighting, epoch_order
 from .saved_state import compare_processes, read_state, state_of
-from .seeds import ORDER, mixed_seed
 from .selecting import left_out_classes, select_together
 from .types import Forward, Strategy
 from .watching_sampler import WatchingSampler

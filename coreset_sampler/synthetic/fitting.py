@@ -11,7 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from ..layers import device_of
+from ..layers import device_of, devices_of
+from ..randomness import seeded
 from .dataset import SyntheticCoreset
 from .per_image import changed, mixed, one_hot, pasted
 from .targets import Targets, loss_of, targets_as
@@ -81,8 +82,7 @@ def fit(
     """
     recipe, examples = _prepared(model, train_set, recipe)
     generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed, devices_of(model)), torch.enable_grad():
         _train(model, examples, recipe, generator, bf16)
     classes = examples.targets if examples.targets.ndim == 1 else examples.targets.argmax(1)
     numbers = torch.arange(len(classes)).split(_AT_ONCE)

@@ -15,6 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from ...randomness import seeded
 from ..dataset import SyntheticCoreset
 from ..flat import FlatNetwork
 from ..networks import Network, fresh
@@ -212,8 +213,8 @@ def train(
     network = fresh(make, generator).to(inputs.device).train()
     optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))  # dropout
+    dropout = int(torch.randint(2**62, (), generator=generator))
+    with seeded(dropout, [inputs.device]), torch.enable_grad():
         for rows in _batches(len(inputs), batch_size, steps, generator):
             x = inputs[rows] if augment is None else augment(inputs[rows], generator)
             optimizer.zero_grad(set_to_none=True)
@@ -232,8 +233,7 @@ def _fit(network: nn.Module, inputs: Tensor, targets: Tensor, *, steps: int, lea
     """Steps of Adam on the squared error, all examples at once: a pool member's life in VBPC."""
     optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
     network.train()
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed, [inputs.device]), torch.enable_grad():
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
             functional.mse_loss(network(inputs), targets).backward()
