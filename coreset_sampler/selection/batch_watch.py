@@ -103,9 +103,10 @@ class BatchWatch:
             return
         if torch._C._current_graph_task_id() != -1:
             return  # a checkpoint that is computed again in backward
+        classes = int(self.sampler.read_labels().max()) + 1
         try:
-            logits = logits_of(output)
+            logits = logits_of(output, classes)
         except ValueError:
             return  # a loss, or what another part of the step gives
-        if len(logits) == len(self._indices) and logits.shape[1] > int(self.sampler.read_labels().max()):
+        if len(logits) == len(self._indices) and logits.shape[1] >= classes:
             self._logits = logits.detach().to(torch.float32, copy=True)  # a step may write into its own
