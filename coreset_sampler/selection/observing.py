@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_PENDING = 2**26  # bytes of logits that wait until it is known that they match
 _CHUNK = 4096  # examples of a scoring pass at a time
 _EXPLICIT = (
-    "Use the explicit way: IndexedDataset(train_set) in the DataLoader, and sampler.observe(index, logits) each step."
+    "Use the explicit way: IndexedDataset(train_set) in the DataLoader, and sampler.observe(index, logits) a step."
 )
 _UNSEEN = "it was not seen in training mode in two passes over the data (if it was compiled, pass the compiled model)"
 

@@ -173,6 +173,7 @@ def _train(model: nn.Module, examples: _Examples, recipe: TrainingRecipe, genera
         x, y = _augmented(examples, rows, recipe, generator)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             logits = logits_of(model(as_taken_by(model, x)))
+        _check_classes(logits, y, examples.coreset)
         loss = loss_of(examples.coreset, recipe.labels, logits.float() if bf16 else logits, y.to(device))
         if not math.isfinite(float(loss.detach())):
             raise ValueError(_diverged(step, recipe, float(loss.detach())))
@@ -180,6 +181,17 @@ def _train(model: nn.Module, examples: _Examples, recipe: TrainingRecipe, genera
         loss.backward()
         optimizer.step()
         schedule.step()
+
+
+def _check_classes(logits: Tensor, targets: Tensor, coreset: SyntheticCoreset) -> None:
+    """Refuses a model for fewer classes: on a GPU a class number beyond its outputs ends the process."""
+    exact = targets.ndim == 2
+    needed = targets.shape[1] if exact else coreset.num_classes
+    if needed is not None and logits.ndim == 2 and (logits.shape[1] < needed or (exact and logits.shape[1] > needed)):
+        raise ValueError(
+            f"model must give a logit for each of the coreset's {needed} classes, it gives {logits.shape[1]}; make its head "
+            f"for {needed}"
+        )
 
 
 def _augmented(

@@ -322,3 +322,11 @@ def test_integer_inputs_stay_integers():
     tokens = SyntheticCoreset(torch.arange(8).view(4, 2), torch.arange(4) % 2, preprocessing=Raw())
     model = nn.Sequential(nn.Embedding(8, 3), nn.Flatten(), nn.Linear(6, 2))
     assert accuracy_on(model, tokens) <= 1
+
+
+@pytest.mark.parametrize(("labels", "classes"), [("hard", 9), ("soft", 9), ("soft", 11)])
+def test_a_model_for_other_classes_is_told_how_many_there_are(labels, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+    coreset = load_coreset("digits/k-center-1")
+    with pytest.raises(ValueError, match=f"each of the coreset's 10 classes, it gives {classes}"):
+        fit(model, coreset, recipe_for(coreset, model, labels=labels))
