@@ -12,7 +12,15 @@ from torch.utils.data import Dataset
 from .. import distributed
 from ..randomness import ORDER, mixed_seed
 from . import strategies
-from .arguments import check_model, check_selection_dataset, check_weighting, length_of, size_of, whole_number
+from .arguments import (
+    check_default_device,
+    check_model,
+    check_selection_dataset,
+    check_weighting,
+    length_of,
+    size_of,
+    whole_number,
+)
 from .batch import check_lengths
 from .budget import Budget
 from .caller import check_caller, find_caller, loaded_frameworks
@@ -155,6 +163,7 @@ class CoresetSampler(WatchingSampler):
 
     def select(self) -> Coreset:
         """Selects now, for the epoch that comes next, whether it is due or not. The model comes back as it was."""
+        check_default_device()
         compare_processes(self)
         epoch = self._epoch.coming
         selection = select_together(self, epoch, self._history.state)
@@ -193,6 +202,7 @@ class CoresetSampler(WatchingSampler):
         self._observing.load(state["scores"], store, position)
 
     def _begin_pass(self, resume: tuple[int, int] | None) -> Iterable[int]:
+        check_default_device()
         caller, epoch = find_caller(), self._epoch
         self._warn_once(check_caller(self, caller))
         self._observing.end_pass()

@@ -200,3 +200,15 @@ def test_a_model_that_was_compiled_and_run_later_is_told_what_to_do():
             cross_entropy(compiled(x), y).backward()
     with pytest.warns(UserWarning, match="not seen in training mode.*pass the compiled model"):
         next(iter(loader))
+
+
+def test_another_default_device_is_refused_in_words():
+    sampler = sampler_of(conv_net())
+    torch.set_default_device("meta")
+    try:
+        for call in (sampler.select, lambda: next(iter(sampler))):
+            with pytest.raises(RuntimeError, match="needs the CPU as default device, got meta"):
+                call()
+    finally:
+        torch.set_default_device(None)
+    assert len(list(sampler)) == 160
