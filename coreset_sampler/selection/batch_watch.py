@@ -95,7 +95,9 @@ class BatchWatch:
     def end_of_pass(self) -> None:
         """Gives up if the model was in none of the batches, so that scoring passes take over."""
         if self._begun and not self._seen and self.wanted:
-            self._observing.give_up(f"no training step called it with the rows of its batch. {self.way_out}")
+            self._observing.give_up(
+                f"no training step called it with the rows of its batch. {self.way_out.rstrip('.')}"
+            )
         self._begun = self._seen = 0
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:

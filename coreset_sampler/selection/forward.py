@@ -53,14 +53,15 @@ def precision(dtype: torch.dtype | None, device: torch.device) -> AbstractContex
 
 
 def logits_of(output: Any, classes: int = 0) -> Tensor:
-    """The logits in a model's output: the tensor itself, `.logits`, `["logits"]`, or the first of a tuple.
+    """The logits in a model's output: the tensor itself, `.logits`, `["logits"]`, or the first of a tuple after the loss.
 
     Not the first where it is wider than another with columns enough for the `classes`: then it is the head's input.
     """
     logits = getattr(output, "logits", output)
     if isinstance(logits, Mapping):
         logits = logits.get("logits")
-    if isinstance(logits, (tuple, list)) and logits:
+    if isinstance(logits, (tuple, list)):
+        logits = [part for part in logits if not isinstance(part, Tensor) or part.ndim] or [output]
         widths = [part.shape[1] for part in logits if isinstance(part, Tensor) and part.ndim == 2]
         logits = logits[0]
         wide = classes and isinstance(logits, Tensor) and logits.ndim == 2

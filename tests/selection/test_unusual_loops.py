@@ -13,6 +13,7 @@ from watched import N, ReadsScores
 from watched import digit_set as data
 
 from coreset_sampler import CoresetSampler, IndexedDataset, strategies
+from coreset_sampler.selection.forward import logits_of
 
 BATCH = 32
 REASON = "the model cannot be watched any longer: {}"
@@ -135,6 +136,32 @@ def test_of_a_tuple_with_the_logits_first_they_are_taken():
     loader = DataLoader(IndexedDataset(data()), BATCH, sampler=sampler)
     seen = loop(sampler, loader, 2, lambda output: output[0])
     same(sampler.scores, of_these(seen))
+
+
+def test_a_loss_before_the_logits_is_skipped():
+    class WithLoss(nn.Module):
+        """As Hugging Face models with `return_dict=False`."""
+
+        def __init__(self):
+            super().__init__()
+            self.net = conv_net()
+
+        def forward(self, x, y=None):
+            logits = self.net(x)
+            return (logits,) if y is None else (cross_entropy(logits, y), logits)
+
+    sampler, seen = sampler_of(WithLoss()), []
+    for x, y, index in DataLoader(IndexedDataset(data()), BATCH, sampler=sampler):
+        loss, logits = sampler.model(x, y)
+        loss.backward()
+        seen.append((index, logits.detach()))
+    same(sampler.scores, of_these(seen))
+
+
+@pytest.mark.parametrize("output", [(), [], (torch.tensor(1.0),), (None, torch.zeros(2, 3)), {"x": torch.zeros(2, 3)}])
+def test_outputs_without_logits_are_named(output):
+    with pytest.raises(ValueError, match="must give logits of shape"):
+        logits_of(output)
 
 
 @pytest.mark.parametrize("strategy", strategies.available())

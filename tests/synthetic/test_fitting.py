@@ -11,7 +11,7 @@ from coreset_sampler import Raw, SyntheticCoreset, TrainingRecipe, fit, load_cor
 from coreset_sampler.synthetic.fitting import accuracy_on, logits_of
 from coreset_sampler.synthetic.networks import NORMS, alexnet, convnet, resnet, vgg
 from coreset_sampler.synthetic.per_image import changed, cutout, flip, mixed, one_hot, pasted, scale, shift
-from coreset_sampler.synthetic.targets import SHARPNESS, targets_as
+from coreset_sampler.synthetic.targets import targets_as
 from coreset_sampler.synthetic.training import at_home, kind_of
 
 LEARNED, REAL = load_coreset("digits/vbpc-1"), load_coreset("digits/k-center-1")
@@ -137,7 +137,7 @@ def test_training_is_adamw_along_one_cycle_written_out():
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=4)
     for _ in range(4):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(by_hand(LEARNED.inputs), (SHARPNESS * LEARNED.targets).softmax(-1)).backward()
+        nn.functional.cross_entropy(by_hand(LEARNED.inputs), LEARNED.targets.softmax(-1)).backward()
         optimizer.step()
         schedule.step()
     # outputs, not weights: Adam blows rounding errors in zero gradients (biases before a norm) up to whole steps
