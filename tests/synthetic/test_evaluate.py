@@ -279,3 +279,9 @@ def test_sets_in_half_precision_are_judged(dtype, tmp_path):
         half, "digits", by={"sgd": by_sgd(steps=2)}, networks=["convnet:4-4"], seeds=1, output=tmp_path / "r.json"
     )
     assert 0 <= rows[0]["train_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("network", [torch.nn.Linear(64, 10), "convnet"])
+def test_networks_of_ones_own_are_functions_that_make_them(network):
+    with pytest.raises(TypeError, match=f"got a {type(network).__name__} for 'mine': pass .*lambda"):
+        evaluate(load_coreset("digits/k-center-1"), "digits", networks={"mine": network}, seeds=1)

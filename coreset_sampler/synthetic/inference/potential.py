@@ -13,7 +13,7 @@ from torch.nn import functional
 from ...layers import device_of
 from ..checks import check_outputs
 from ..dataset import SyntheticCoreset, as_float
-from ..fitting import as_taken_by
+from ..fitting import as_taken_by, logits_of
 from ..flat import FlatNetwork
 
 Potential = Callable[[Tensor], Tensor]
@@ -101,7 +101,7 @@ def network_potential(
 
     def potential(theta: Tensor) -> Tensor:
         seen = inputs if augment is None else augment(inputs, generator)
-        return misfit(coreset, network(theta, seen), targets) + weight_decay * theta.square().sum()
+        return misfit(coreset, logits_of(network(theta, seen)), targets) + weight_decay * theta.square().sum()
 
     return potential
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ...randomness import seeded
 from ..dataset import SyntheticCoreset
-from ..fitting import as_taken_by
+from ..fitting import as_taken_by, logits_of
 from ..flat import FlatNetwork
 from ..networks import Network, fresh
 from .hmc import hmc
@@ -174,8 +174,10 @@ def by_last_layer(
         _fit(network, inputs, targets, steps=count, learning_rate=rate, seed=seed)
         features = features_of(network.eval())
         with torch.no_grad():
-            posterior = LastLayerPosterior(features(inputs).flatten(1), targets, **prior)
-        return lambda test: _in_parts(lambda x: posterior.probabilities(features(x).flatten(1)), test, network)
+            posterior = LastLayerPosterior(logits_of(features(inputs)).flatten(1), targets, **prior)
+        return lambda test: _in_parts(
+            lambda x: posterior.probabilities(logits_of(features(x)).flatten(1)), test, network
+        )
 
     return infer
 
@@ -219,7 +221,7 @@ def train(
         for rows in _batches(len(inputs), batch_size, steps, generator):
             x = inputs[rows] if augment is None else augment(inputs[rows], generator)
             optimizer.zero_grad(set_to_none=True)
-            loss = coreset.loss(network(x), targets[rows])
+            loss = coreset.loss(logits_of(network(x)), targets[rows])
             if not math.isfinite(float(loss.detach())):
                 raise ValueError(
                     f"the loss became {float(loss.detach())} while training on the coreset; lower learning_rate"
@@ -237,7 +239,7 @@ def _fit(network: nn.Module, inputs: Tensor, targets: Tensor, *, steps: int, lea
     with seeded(seed, [inputs.device]), torch.enable_grad():
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
-            functional.mse_loss(network(inputs), targets).backward()
+            functional.mse_loss(logits_of(network(inputs)), targets).backward()
             optimizer.step()
 
 
@@ -264,7 +266,7 @@ def _short_enough(step_size: float, coreset: SyntheticCoreset, network: FlatNetw
 
 def averaged(network: nn.Module, models: Sequence[Callable[[Tensor], Tensor]], inputs: Tensor) -> Tensor:
     """Probabilities `(t, k)`, the mean of what the logits of models say, which take inputs as this network does."""
-    return _in_parts(lambda x: sum(model(x).softmax(-1) for model in models) / len(models), inputs, network)
+    return _in_parts(lambda x: sum(logits_of(model(x)).softmax(-1) for model in models) / len(models), inputs, network)
 
 
 def _in_parts(probabilities: Callable[[Tensor], Any], inputs: Tensor, network: nn.Module) -> Tensor:
