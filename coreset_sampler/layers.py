@@ -173,6 +173,11 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
+def devices_of(model: nn.Module) -> set[torch.device]:
+    """All the devices that hold its parameters."""
+    return {parameter.device for parameter in model.parameters()}
+
+
 def back_through_train(modes: Iterable[tuple[nn.Module, bool]]) -> None:
     """Calls `train` where it is somebody's own: eval mode may have done more than set a flag, such as merge weights."""
     for module, mode in modes:  # parents first, since theirs calls that of their children

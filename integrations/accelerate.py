@@ -10,7 +10,7 @@ from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, Data
 from torch.utils.data import BatchSampler
 
 from ..distributed import world
-from ..selection.caller import Caller, Framework
+from ..selection.caller import Caller, Framework, unknown_order
 from ..selection.distributed_sampler import DistributedCoresetSampler
 from ..selection.epoch import Epoch
 from ..selection.sampler import CoresetSampler
@@ -61,7 +61,7 @@ def share(sampler: CoresetSampler, order: list[int], start: int, caller: Caller)
     if world()[1] > 1 and isinstance(loader, DataLoaderDispatcher):
         return "with dispatch_batches=True accelerate cuts batches up on process 0, which alone reads the sampler"
     read = loader.sampler if isinstance(loader.sampler, BatchSampler) else loader.batch_sampler
-    batches = _over(read, order)
+    batches = _over(read, sampler, order)
     if batches is None:
         return f"accelerate reads its indices through a {type(read).__name__}, whose batches are not known"
     done = 0 if start else getattr(caller.loader, "_sampler_iter_yielded", 0)  # a stateful loader that was resumed
@@ -97,20 +97,17 @@ def _iterated_loader(caller: Caller) -> Any:
     return None
 
 
-def _over(batches: Any, order: list[int]) -> Any:
-    """The same batch sampler over these indices, or None if it is of a kind that is not known."""
+def _over(batches: Any, sampler: CoresetSampler, order: list[int]) -> Any:
+    """The same batch sampler over these indices, or None if it, or what it reads, is of a kind that is not known."""
     if isinstance(batches, (SkipBatchSampler, BatchSamplerShard)):
-        inner = _over(batches.batch_sampler, order)
+        inner = _over(batches.batch_sampler, sampler, order)
         again = None if inner is None else copy.copy(batches)
         if again is not None:
             again.batch_sampler = inner
         return again
-    known = type(batches).__iter__ in (BatchSampler.__iter__, getattr(_torchdata_batches(), "__iter__", None))
+    stateful = getattr(sys.modules.get("torchdata.stateful_dataloader.sampler"), "BatchSampler", BatchSampler)
+    known = batches is not sampler and unknown_order(sampler, batches, (BatchSampler, stateful)) is None
     return BatchSampler(order, batches.batch_size, batches.drop_last) if known else None
-
-
-def _torchdata_batches() -> Any:
-    return getattr(sys.modules.get("torchdata.stateful_dataloader.sampler"), "BatchSampler", None)
 
 
 def _skips(loader: Any) -> bool:

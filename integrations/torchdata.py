@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import BatchSampler as StatefulBatches
 
-from ..selection.caller import Caller, Framework
+from ..selection.caller import Caller, Framework, unknown_order
 from ..selection.epoch import Epoch
 from ..selection.sampler import CoresetSampler
 
@@ -38,9 +39,12 @@ def share(sampler: CoresetSampler, order: list[int], start: int, caller: Caller)
     """With `snapshot_every_n_steps` a resumed loader with workers reads some batches again and throws them away."""
     loaders = (frame.owner for frame in caller.frames if isinstance(frame.owner, StatefulDataLoader))
     loader = next(loaders, None)
+    between: str | None = unknown_order(
+        sampler, getattr(caller.loader, "_index_sampler", sampler), (BatchSampler, StatefulBatches)
+    )
     steps = ((loader and loader.next_iter_state) or {}).get("_steps_since_snapshot", 0)
-    if not steps or loader is None:
-        return None
+    if between is not None or not steps or loader is None:
+        return between
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", 1)
     return order[start + steps * size :]
 

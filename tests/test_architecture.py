@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "coreset_sampler"
 FILES = [*PACKAGE.rglob("*.py"), *(ROOT / "integrations").glob("*.py")]
 
-GROUND_FLOOR = {"_version", "distributed", "extras", "layers"}
+GROUND_FLOOR = {"_version", "distributed", "extras", "layers", "randomness"}
 MAY_IMPORT = {
     "selection": set(),
     "synthetic": set(),
@@ -140,6 +140,12 @@ def test_no_function_is_long_but_those_listed():
             if isinstance(node, ast.FunctionDef) and length(node) > LINES_OF_A_FUNCTION:
                 found.add(f"{path.relative_to(ROOT).as_posix()}:{node.name}")
     assert found <= set(LONG_FUNCTIONS)
+
+
+def test_one_place_seeds_torch():
+    assert [path.name for path in FILES if re.search(r"fork_rng|torch\.manual_seed\(", path.read_text())] == [
+        "randomness.py"
+    ]
 
 
 def test_one_place_walks_the_call_stack():

@@ -114,6 +114,8 @@ def _check_outputs(page: StrPath | None, csv: StrPath | None, cleanlab: StrPath 
         raise ValueError(
             "nothing to write: name a page with -o FILE, a table with --csv FILE or a folder with --cleanlab DIR"
         )
+    if page is not None and Path(page).suffix.lower() == ".csv":
+        raise ValueError(f"-o writes an HTML page, got {page}: for a table pass --csv {page}")
     for path in files:
         if path.exists() and not overwrite:
             raise ValueError(f"{path} exists already; --force overwrites it")

@@ -95,7 +95,9 @@ class BatchWatch:
     def end_of_pass(self) -> None:
         """Gives up if the model was in none of the batches, so that scoring passes take over."""
         if self._begun and not self._seen and self.wanted:
-            self._observing.give_up(f"no training step called it with the rows of its batch. {self.way_out}")
+            self._observing.give_up(
+                f"no training step called it with the rows of its batch. {self.way_out.rstrip('.')}"
+            )
         self._begun = self._seen = 0
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -103,9 +105,10 @@ class BatchWatch:
             return
         if torch._C._current_graph_task_id() != -1:
             return  # a checkpoint that is computed again in backward
+        classes = int(self.sampler.read_labels().max()) + 1
         try:
-            logits = logits_of(output)
+            logits = logits_of(output, classes)
         except ValueError:
             return  # a loss, or what another part of the step gives
-        if len(logits) == len(self._indices) and logits.shape[1] > int(self.sampler.read_labels().max()):
+        if len(logits) == len(self._indices) and logits.shape[1] >= classes:
             self._logits = logits.detach().to(torch.float32, copy=True)  # a step may write into its own

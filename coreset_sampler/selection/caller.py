@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.utils.data import DistributedSampler
+from torch.utils.data import BatchSampler, DistributedSampler
 
 from ..distributed import world
 from .weighted import is_weighted, plain
@@ -43,7 +43,7 @@ class Caller:
     def loader(self) -> Any:
         """The iterator of the loader that reads the sampler, or None."""
         found = (frame.owner for frame in self.frames)
-        return next((owner for owner in found if {"_sampler_iter", "_dataset"} <= _attributes(owner)), None)
+        return next((owner for owner in found if {"_index_sampler", "_dataset"} <= _attributes(owner)), None)
 
     @property
     def ahead(self) -> float:
@@ -75,12 +75,15 @@ class Caller:
     def share(self, sampler: CoresetSampler, order: list[int], start: int) -> list[int] | str | None:
         """Of a pass that begins at `start` the indices that this process trains on, or in words why they are not known.
 
-        None where no framework changes anything.
+        None where nothing on the way changes anything.
         """
+        loader = self.loader
+        if not getattr(loader, "_in_order", True) and loader._num_workers > 1:
+            return "with in_order=False the DataLoader gives batches in the order in which its workers finish them"
         for framework in loaded_frameworks():
             if framework.reads(self):
                 return framework.share(sampler, order, start, self)
-        return None
+        return unknown_order(sampler, getattr(loader, "_index_sampler", sampler))
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,21 @@ class Framework:
     )
     epoch_was_set: Callable[[CoresetSampler, Caller], None] = lambda sampler, caller: None
     check_load: Callable[[CoresetSampler, int, Caller], None] = lambda sampler, position, caller: None
+
+
+def unknown_order(sampler: CoresetSampler, read: Any, known: tuple[Any, ...] = (BatchSampler,)) -> str | None:
+    """Why the order in which a loader reads the sampler is not known; None if it is.
+
+    Args:
+        sampler: whose indices they are.
+        read: what the loader reads, the sampler itself or what makes batches of it.
+        known: batch samplers that keep the order.
+    """
+    batched = getattr(type(read), "__iter__", None) in [kind.__iter__ for kind in known]
+    between = read.sampler if batched else read
+    if between is sampler:
+        return None
+    return f"the indices reach the DataLoader through a {type(between).__name__}, which may change their order"
 
 
 def find_caller() -> Caller:

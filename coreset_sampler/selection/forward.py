@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .labels import LABEL_KEYS, label_of
 
 
-def default_forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+def default_forward(model: nn.Module, batch: Any, *, classes: int = 0) -> tuple[Tensor, Tensor]:
     """Runs a model on `(x, y)` pairs, or on dicts with `labels` or `label` by keyword, as Hugging Face models like it."""
     labels = label_of(batch)
     if isinstance(batch, Mapping):
@@ -36,7 +36,7 @@ def default_forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
                 "say which is which, such as forward_fn=lambda model, batch: (model(batch[1]), batch[2])."
             )
         output = model(batch[0])
-    return logits_of(output), labels
+    return logits_of(output, classes), labels
 
 
 def check_scoring_dtype(dtype: Any) -> torch.dtype | None:
@@ -52,13 +52,25 @@ def precision(dtype: torch.dtype | None, device: torch.device) -> AbstractContex
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=False)
 
 
-def logits_of(output: Any) -> Tensor:
-    """The logits in a model's output: the tensor itself, `.logits`, `["logits"]`, or the first of a tuple."""
+def logits_of(output: Any, classes: int = 0) -> Tensor:
+    """The logits in a model's output: the tensor itself, `.logits`, `["logits"]`, or the first of a tuple after the loss.
+
+    Not the first where it is wider than another with columns enough for the `classes`: then it is the head's input.
+    """
     logits = getattr(output, "logits", output)
     if isinstance(logits, Mapping):
         logits = logits.get("logits")
-    if isinstance(logits, (tuple, list)) and logits:
+    if isinstance(logits, (tuple, list)):
+        logits = [part for part in logits if not isinstance(part, Tensor) or part.ndim] or [output]
+        widths = [part.shape[1] for part in logits if isinstance(part, Tensor) and part.ndim == 2]
         logits = logits[0]
+        wide = classes and isinstance(logits, Tensor) and logits.ndim == 2
+        if wide and any(classes <= width < logits.shape[1] for width in widths):
+            raise ValueError(
+                f"the model gives tensors of {', '.join(map(str, widths))} columns. Of a tuple the first is taken for the "
+                f"logits of {classes} classes, and here it does not look like that. Return the logits first, or pass a "
+                "forward_fn= that returns (logits, labels) and call sampler.observe(index, logits)."
+            )
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
         raise ValueError(

@@ -49,7 +49,7 @@ def check_labels(labels: Any, n: int) -> Tensor:
         raise not_one_class("labels", labels)
     if len(labels) != n:
         raise ValueError(f"labels must have one entry for each of the {n} examples, got {len(labels)}")
-    labels = labels.to("cpu", torch.int64)
+    labels = labels.to("cpu", torch.int64, copy=True)  # whoever corrects labels in mid-run writes into his own
     if n and int(labels.min()) < 0:
         where = int((labels < 0).nonzero()[0])
         raise ValueError(

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from .. import distributed
+from ..randomness import HEAD, mixed_seed
 from .arguments import check_observed
 from .evidence import Evidence
 from .noisy_head import NoisyHead, noise_of
 from .observed import Batch, joined
 from .scores import ScoreStore
-from .seeds import HEAD, mixed_seed
 from .watching import Watch, cannot_watch, watched_module
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _MOST_PENDING = 2**26  # bytes of logits that wait until it is known that they match
 _CHUNK = 4096  # examples of a scoring pass at a time
 _EXPLICIT = (
-    "Use the explicit way: give the DataLoader IndexedDataset(train_set) and call sampler.observe(index, logits) after each "
-    "forward pass."
+    "Use the explicit way: IndexedDataset(train_set) in the DataLoader, and sampler.observe(index, logits) a step."
 )
+_UNSEEN = "it was not seen in training mode in two passes over the data (if it was compiled, pass the compiled model)"
 
 
 class Observing:
@@ -61,6 +61,10 @@ class Observing:
         self._given_out = 0  # indices since the last scoring pass
         self._pass_epoch = 0  # of the pass that is watched
         self._resume = (-1, 0)  # an epoch, and the rows of it that were seen before a resume
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, also in another process, has the scores and does not watch: its next pass is another one."""
+        return self.__dict__ | {"_watch": None, "_head": None}
 
     @property
     def strategy_reads(self) -> bool:
@@ -97,7 +101,8 @@ class Observing:
         self._evidence = self._evidence or Evidence(labels)
         self._mixed_in, self._ahead = False, caller.ahead
         self._head = NoisyHead(self._sampler.model, *self._noise) if self._noise else None
-        own, at = (order, start or self._seen_before()) if not isinstance(share, list) else (share, 0)
+        skipped = self._resume[1] if self._resume[0] == self._sampler.epoch else 0  # by a framework that resumes
+        own, at = (order, start or skipped) if not isinstance(share, list) else (share, 0)
         self._watch = Watch(
             watched_module(self._sampler.model),
             labels,
@@ -113,11 +118,6 @@ class Observing:
         )
         self._resume, self._pass_epoch = (-1, 0), self._sampler.epoch
 
-    def _seen_before(self) -> int:
-        """The rows that a framework skips itself after a resume: it asks for all indices, and runs the model on the rest."""
-        epoch, rows = self._resume
-        return rows if epoch == self._sampler.epoch else 0
-
     def end_pass(self) -> None:
         """The pass is over, or was left early: judges what it gave and keeps that."""
         watch, self._watch = self._watch, None
@@ -130,7 +130,7 @@ class Observing:
         if watch.matched == 0:
             self._empty_passes += epoch.ended
             if self._empty_passes > 1:
-                self._switch_off("it was not seen in training mode while two passes over the data went by")
+                self._switch_off(_UNSEEN)
         elif epoch.ended and left > explained:
             self._switch_off(f"it was given {watch.matched} rows in a pass over {given} examples")
         else:
@@ -149,7 +149,7 @@ class Observing:
 
     def _take(self, indices: Tensor, logits: Tensor, gradients: Tensor | None = None) -> None:
         self._pending.append(Batch(indices, logits, self._sampler.epoch, gradients))
-        self._bytes += logits.numel() * logits.element_size()
+        self._bytes += logits.nbytes
         if self._bytes > _MOST_PENDING:
             self._settle()
 

@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..layers import back_through_train, is_sharded, unwrapped
+from ..layers import back_through_train, devices_of, is_sharded, unwrapped
+from ..randomness import seeded
 from .model_state import COPIED_WHOLE, ModelState
 
 _ONE_AT_A_TIME = threading.RLock()  # for all models: the random states are those of the whole process
@@ -50,15 +51,8 @@ def preserve_state(model: nn.Module, *, seed: int, lazily: bool = False) -> Iter
 @contextmanager
 def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - it is the user's global state
-    accelerators = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
-    devices = sorted({device.index or 0 for device in accelerators})
-    kind = next(iter({device.type for device in accelerators}), None)
-    with torch.random.fork_rng(devices, device_type=kind or "cuda"):
+    with seeded(seed, devices_of(model)):
         try:
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every accelerator of the machine
-            for device in devices:
-                with torch.get_device_module(kind).device(device):
-                    torch.get_device_module(kind).manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed % 2**32)  # noqa: NPY002
             yield

@@ -10,8 +10,17 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from .. import distributed
+from ..randomness import ORDER, mixed_seed
 from . import strategies
-from .arguments import check_model, check_selection_dataset, check_weighting, length_of, size_of, whole_number
+from .arguments import (
+    check_default_device,
+    check_model,
+    check_selection_dataset,
+    check_weighting,
+    length_of,
+    size_of,
+    whole_number,
+)
 from .batch import check_lengths
 from .budget import Budget
 from .caller import check_caller, find_caller, loaded_frameworks
@@ -23,7 +32,6 @@ from .labels import check_labels
 from .observing import Observing
 from .order import Weighting, epoch_order
 from .saved_state import compare_processes, read_state, state_of
-from .seeds import ORDER, mixed_seed
 from .selecting import left_out_classes, select_together
 from .types import Forward, Strategy
 from .watching_sampler import WatchingSampler
@@ -155,6 +163,7 @@ class CoresetSampler(WatchingSampler):
 
     def select(self) -> Coreset:
         """Selects now, for the epoch that comes next, whether it is due or not. The model comes back as it was."""
+        check_default_device()
         compare_processes(self)
         epoch = self._epoch.coming
         selection = select_together(self, epoch, self._history.state)
@@ -193,6 +202,7 @@ class CoresetSampler(WatchingSampler):
         self._observing.load(state["scores"], store, position)
 
     def _begin_pass(self, resume: tuple[int, int] | None) -> Iterable[int]:
+        check_default_device()
         caller, epoch = find_caller(), self._epoch
         self._warn_once(check_caller(self, caller))
         self._observing.end_pass()

@@ -57,6 +57,7 @@ class ScoreStore:
     skipped: int
     """Rows left out because a logit was NaN or infinite."""
 
+    @torch.inference_mode(mode=False)  # an inference tensor could not be written to when training goes on
     def __init__(self, labels: Tensor, classes: int) -> None:
         if labels.ndim != 1 or labels.is_floating_point():
             raise ValueError(f"labels must be whole numbers (n,), got shape {tuple(labels.shape)} of {labels.dtype}")
@@ -71,9 +72,9 @@ class ScoreStore:
         self.skipped = self._firsts = 0
         self.counts = torch.zeros(self.n, dtype=torch.int32)
         self.last_seen = torch.full((self.n,), -1, dtype=torch.int32)
-        self.label_probability, self.margin = (torch.full((self.n,), torch.nan) for _ in range(2))
-        self._gradient = torch.full((self.n, PROJECTED if self.projected else classes), torch.nan)
-        self.log_probabilities = torch.full((0 if self.projected else self.n, classes), torch.nan)
+        self.label_probability, self.margin = _unseen(self.n), _unseen(self.n)
+        self._gradient = _unseen(self.n, PROJECTED if self.projected else classes)
+        self.log_probabilities = _unseen(0 if self.projected else self.n, classes)
         rows = max(_LEAST_FIRST, min(_MOST_FIRST, _MOST_LOGITS // classes))
         self._first_rows = min(rows, self.n - self.n // 2)
         self._first_at = torch.full((self._first_rows,), -1, dtype=torch.int64)
@@ -82,7 +83,7 @@ class ScoreStore:
             self._projection = _projection(classes)
             self._vote = torch.full((self.n,), -1, dtype=torch.int32)  # the class that leads, and by how many votes
             self._votes = torch.zeros(self.n, dtype=torch.int32)
-            self._largest = torch.full((self.n,), torch.nan)  # mean of the largest probability
+            self._largest = _unseen(self.n)  # mean of the largest probability
 
     def __repr__(self) -> str:
         return f"ScoreStore(n={self.n}, classes={self.classes}, coverage={self.coverage:.3f})"
@@ -174,8 +175,8 @@ class ScoreStore:
         log_probability = logits.log_softmax(1)
         probability = log_probability.exp()
         largest, likeliest = probability.max(1)
-        others = logits.index_put((rows, labels), torch.tensor(-torch.inf))
-        weight = 1.0 / (seen + 1)
+        others = logits.index_put((rows, labels), logits.new_tensor(-torch.inf))
+        weight = (seen + 1).float().reciprocal()
         _to_mean(self.label_probability, at, probability[rows, labels], weight, seen)
         _to_mean(self.margin, at, logits[rows, labels] - others.amax(1), weight, seen)
         if gradient is None:
@@ -265,6 +266,10 @@ def _visits(indices: Tensor) -> Iterator[Tensor]:
     times = torch.empty_like(place).index_put_((order,), place - start)  # that an index came before
     for time in range(int(times.max()) + 1):
         yield (times == time).nonzero()[:, 0]
+
+
+def _unseen(*shape: int) -> Tensor:
+    return torch.full(shape, torch.nan, dtype=torch.float32)
 
 
 def _to_mean(mean: Tensor, at: Tensor, new: Tensor, weight: Tensor, seen: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -63,7 +64,8 @@ class ScoringView:
             progress,
             seed,
         )
-        self._forward, self._lengths, self._dtype = forward_fn or default_forward, lengths, dtype
+        self._forward = forward_fn or partial(default_forward, classes=self.classes)
+        self._lengths, self._dtype = lengths, dtype
         self._own = {
             **dict(self._model.named_parameters(remove_duplicate=False)),
             **dict(self._model.named_buffers(remove_duplicate=False)),

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from .. import distributed
+from ..randomness import SELECT, mixed_seed
 from .arguments import length_of
 from .coreset import Coreset
 from .preserve import preserve_state
 from .scoring import ScoringView
-from .seeds import SELECT, mixed_seed
 from .weighted import plain
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from ..randomness import seeded
 from .coreset import Coreset
 from .sampler import CoresetSampler
 from .types import Strategy
@@ -28,15 +29,15 @@ def check_strategy(strategy: str | Strategy | Callable[..., Coreset]) -> None:
         where = f"with {n} examples of {classes} classes and size={size}"
         sampler = _small_problem(strategy, n, classes, size)
         before = {name: value.clone() for name, value in sampler.model.state_dict().items()}
-        torch.manual_seed(1)
-        first = sampler.select()
+        with seeded(1):
+            first = sampler.select()
         assert isinstance(first, Coreset), f"a strategy must return a Coreset, got {type(first).__name__}"
         assert len(first) == size, f"a strategy must return exactly size indices, got {len(first)} {where}"
         total = float(first.weights.sum())
         assert abs(total - n) < 1e-6 * n, f"weights must sum to the number of examples, got {total} {where}"
-        torch.manual_seed(2)
         again = _small_problem(strategy, n, classes, size)
-        _check_equal(first, again.select(), f"the same seed must give the same {{}}, {where}")
+        with seeded(2):
+            _check_equal(first, again.select(), f"the same seed must give the same {{}}, {where}")
         _check_state(sampler, again, where)
         after = sampler.model.state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before), f"the model was changed {where}"
@@ -87,8 +88,7 @@ def _small_problem(
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(n, 6, generator=generator)
     labels = torch.arange(n) % classes
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))
     return CoresetSampler(
         TensorDataset(inputs, labels), model, size=size, strategy=strategy, labels=labels, progress=False

@@ -122,7 +122,7 @@ class Watch:
     def _match(self, output: Any, args: Any, named: Mapping[str, Any]) -> str | None:
         """Takes the rows of a forward pass, or says why they cannot be matched."""
         try:
-            logits = logits_of(output).detach()
+            logits = logits_of(output, self._last_class + 1).detach()
         except ValueError:
             return "its output has no logits of shape (batch, classes)"
         rows, at = len(logits), self.position

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 
 from .. import distributed
+from ..randomness import mixed_seed
 from .arguments import whole_number
 from .labels import labels_of
 from .observing import Observing
 from .preserve import preserve_state
 from .score_file import save_scores
 from .scores import ScoreStore
-from .seeds import mixed_seed
 from .weighted import plain
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Dataset
 
-from ..layers import device_of
+from .fitting import as_taken_by
+from .labelling import evaluating
 
 
 def calibrate_batchnorm(model: nn.Module, images: Any, *, batch_size: int = 250) -> int:
@@ -40,10 +41,10 @@ def calibrate_batchnorm(model: nn.Module, images: Any, *, batch_size: int = 250)
             f"model must have BatchNorm layers with running statistics, {type(model).__name__} has none: its outputs do not "
             "depend on statistics, so there is nothing to calibrate"
         )
-    device, used = device_of(model), 0
-    with torch.no_grad(), _only_these_in_train_mode(model, layers):
+    used = 0
+    with torch.no_grad(), evaluating(model), _estimating(layers):
         for batch in _batches(images, batch_size):
-            model(batch.to(device))
+            model(as_taken_by(model, batch))
             used += len(batch)
         if not used:
             raise ValueError("images must hold at least one image, got none")
@@ -65,13 +66,11 @@ def _batches(images: Any, batch_size: int) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _only_these_in_train_mode(model: nn.Module, layers: list[_BatchNorm]) -> Iterator[None]:
-    """Dropout and the rest as in evaluation; the layers start anew and average cumulatively."""
-    modes = {module: module.training for module in model.modules()}
+def _estimating(layers: list[_BatchNorm]) -> Iterator[None]:
+    """In a model in evaluation mode these layers start anew and average cumulatively."""
     momenta = [layer.momentum for layer in layers]
     kept = [{name: value.clone() for name, value in layer.named_buffers(recurse=False)} for layer in layers]
     try:
-        model.eval()
         for layer in layers:
             layer.reset_running_stats()
             layer.momentum = None  # the plain average over batches
@@ -83,7 +82,5 @@ def _only_these_in_train_mode(model: nn.Module, layers: list[_BatchNorm]) -> Ite
                 getattr(layer, name).copy_(value)
         raise
     finally:
-        for module, mode in modes.items():
-            module.training = mode
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum

@@ -105,14 +105,14 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
     def inputs(self) -> Tensor:
         """What training sees, `(examples, ...)`: what is stored, or the examples made of it at the first use."""
         if self.views is not None:
-            return self.views(_as_float(self.stored))
-        return self.stored if self.tiles == 1 else unpack(_as_float(self.stored), self.tiles)
+            return self.views(as_float(self.stored))
+        return self.stored if self.tiles == 1 else unpack(as_float(self.stored), self.tiles)
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return _as_float(self.inputs[index]), self.targets[index]
+        return as_float(self.inputs[index]), self.targets[index]
 
     def __repr__(self) -> str:
         shape, method = " x ".join(map(str, self.stored.shape[1:])), printable(self.method or "unknown method")
@@ -157,7 +157,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
     def _images(self, stored: bool) -> Tensor:
         if self.stored.ndim != 4 or self.stored.shape[1] not in (1, 3):
             raise ValueError(f"only images (n, 1 or 3, h, w) have pixels, inputs are {tuple(self.stored.shape)}")
-        return _as_float(self.stored if stored else self.inputs)
+        return as_float(self.stored if stored else self.inputs)
 
     def loss(self, outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
         """The loss that the targets are meant for: cross-entropy, or squared error for regression targets.
@@ -288,7 +288,8 @@ def _plain(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _as_float(inputs: Tensor) -> Tensor:
+def as_float(inputs: Tensor) -> Tensor:
+    """Bytes, which are pixels, as floats in [0, 1]; other inputs as they are."""
     return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .corruptions import corrupted, corruption_names
-from .dataset import SyntheticCoreset, load_coreset
+from .dataset import SyntheticCoreset, as_float, load_coreset
 from .distillers.claim import claimed
 from .image_data import ImageData, Images, open_images
 from .inference.by_name import default_inferences, inferences
-from .inference.potential import tensors_of
 from .inference.predict import Inference
 from .judged_networks import Judge, judges
 from .metrics import accuracy, brier, ece, nll
@@ -26,6 +26,7 @@ from .networks import Network
 from .real_images import RealImages
 from .reporting import Progress, Reporter
 from .results import Log, Results, Row
+from .targets import targets_as
 
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy, "nll": nll, "ece": ece, "brier": brier}
 
@@ -174,8 +175,7 @@ def _rows(run: _Run, rows: Sequence[Row], test_sets: _TestSets) -> Iterator[Row]
     begin, trained_on = time.process_time(), run.source.images(run.seed)
     predictive = run.infer(trained_on, run.judge.make, run.seed)
     inferred = time.process_time() - begin
-    seen, targets = tensors_of(trained_on)
-    fitted = accuracy(predictive(seen), targets.argmax(1) if targets.ndim == 2 else targets)
+    fitted = accuracy(predictive(as_float(trained_on.inputs)), targets_as(trained_on, "hard"))
     for row in rows:
         inputs, labels = test_sets.get(row["corruption"], row["severity"])
         begin = time.process_time()
@@ -266,7 +266,7 @@ def _line(row: Row) -> str:
 def _digest(coreset: SyntheticCoreset) -> str:
     digest = hashlib.sha256()
     for tensor in (coreset.stored, coreset.targets):
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())  # numpy has no bfloat16
     digest.update(b"" if coreset.tiles == 1 else f"{coreset.tiles} tiles".encode())
     digest.update(b"" if coreset.views is None else repr(coreset.views).encode())
     return digest.hexdigest()[:16]

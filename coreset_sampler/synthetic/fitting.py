@@ -11,7 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from ..layers import device_of
+from ..layers import device_of, devices_of
+from ..randomness import seeded
 from .dataset import SyntheticCoreset
 from .per_image import changed, mixed, one_hot, pasted
 from .targets import Targets, loss_of, targets_as
@@ -81,8 +82,7 @@ def fit(
     """
     recipe, examples = _prepared(model, train_set, recipe)
     generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed, devices_of(model)), torch.enable_grad():
         _train(model, examples, recipe, generator, bf16)
     classes = examples.targets if examples.targets.ndim == 1 else examples.targets.argmax(1)
     numbers = torch.arange(len(classes)).split(_AT_ONCE)
@@ -173,6 +173,7 @@ def _train(model: nn.Module, examples: _Examples, recipe: TrainingRecipe, genera
         x, y = _augmented(examples, rows, recipe, generator)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             logits = logits_of(model(as_taken_by(model, x)))
+        _check_classes(logits, y, examples.coreset)
         loss = loss_of(examples.coreset, recipe.labels, logits.float() if bf16 else logits, y.to(device))
         if not math.isfinite(float(loss.detach())):
             raise ValueError(_diverged(step, recipe, float(loss.detach())))
@@ -180,6 +181,17 @@ def _train(model: nn.Module, examples: _Examples, recipe: TrainingRecipe, genera
         loss.backward()
         optimizer.step()
         schedule.step()
+
+
+def _check_classes(logits: Tensor, targets: Tensor, coreset: SyntheticCoreset) -> None:
+    """Refuses a model for fewer classes: on a GPU a class number beyond its outputs ends the process."""
+    exact = targets.ndim == 2
+    needed = targets.shape[1] if exact else coreset.num_classes
+    if needed is not None and logits.ndim == 2 and (logits.shape[1] < needed or (exact and logits.shape[1] > needed)):
+        raise ValueError(
+            f"model must give a logit for each of the coreset's {needed} classes, it gives {logits.shape[1]}; make its head "
+            f"for {needed}"
+        )
 
 
 def _augmented(

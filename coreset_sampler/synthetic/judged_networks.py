@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from torch import nn
+
 from .dataset import SyntheticCoreset
 from .image_data import ImageData
 from .networks import NETWORKS, NORMS, Network, description, network
@@ -37,6 +39,12 @@ def judges(
     if isinstance(asked, Mapping):
         if widths or norm:
             raise ValueError("widths and norm must be left out where networks are functions that make them")
+        for name, make in asked.items():
+            if isinstance(make, nn.Module) or not callable(make):
+                raise TypeError(
+                    f"networks must be functions, each call of which makes a fresh network, got a {type(make).__name__} for "
+                    f"{name!r}: pass {{{name!r}: lambda: ...}}"
+                )
         return [Judge(make, {"network": name}) for name, make in asked.items()]
     own = _recorded(coreset)
     asked = (asked,) if isinstance(asked, str) else asked

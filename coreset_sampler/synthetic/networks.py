@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..randomness import seeded
+
 Network = Callable[[], nn.Module]
 """Makes a fresh network with random weights."""
 
@@ -264,6 +266,5 @@ def _check_widths(widths: Sequence[Any] | None) -> None:
 def fresh(make: Network, generator: torch.Generator) -> nn.Module:
     """A new network whose random weights come from `generator`; the global random state is left as it was."""
     seed = int(torch.randint(2**62, (), generator=generator))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed, [torch.get_default_device()]):
         return make()

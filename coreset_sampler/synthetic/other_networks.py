@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..extras import need
+from ..randomness import seeded
 from .networks import Network
 
 _PATCHES = 4  # of a side at least, or a transformer sees next to nothing of where things are
@@ -31,7 +32,7 @@ def other_network(name: str, channels: int, num_classes: int, image_size: int) -
     library, _, rest = name.partition(":")
     make, note = {"timm": _timm, "hf": _huggingface}[library](rest, channels, num_classes, image_size)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with seeded(0), torch.no_grad():
             shape = make().eval()(torch.zeros(2, channels, image_size, image_size)).shape
     except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]

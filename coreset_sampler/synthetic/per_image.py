@@ -11,6 +11,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
+from ..randomness import seeded
+
 Change = Callable[[Tensor, Generator], Tensor]
 """Images `(n, c, h, w)` to images of the same shape."""
 
@@ -112,8 +114,7 @@ def pasted(images: Tensor, targets: Tensor, alpha: float, generator: Generator) 
 
 def _shares(n: int, alpha: float, generator: Generator) -> Tensor:
     """Draws of a symmetric beta distribution; torch has none that takes a generator."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    with seeded(int(torch.randint(2**62, (), generator=generator))):
         return torch.distributions.Beta(alpha, alpha).sample((n,))
 
 

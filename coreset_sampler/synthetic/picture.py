@@ -160,7 +160,7 @@ def _canvas(pixels: Tensor, shown: list[Tensor], columns: int) -> np.ndarray:
     canvas = np.ones((len(shown) * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP, 3), np.float32)
     for r, row in enumerate(shown):
         for c, index in enumerate(row.tolist()):
-            image = pixels[index].expand(3, -1, -1).permute(1, 2, 0).repeat_interleave(factor, 0)
+            image = pixels[index].float().expand(3, -1, -1).permute(1, 2, 0).repeat_interleave(factor, 0)
             y, x = r * (height + _GAP), c * (width + _GAP)
             canvas[y : y + height, x : x + width] = image.repeat_interleave(factor, 1).numpy()
     return canvas

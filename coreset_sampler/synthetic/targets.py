@@ -12,9 +12,6 @@ from .dataset import SyntheticCoreset
 Targets = Literal["hard", "soft", "own"]
 """Class numbers, probabilities that plain cross-entropy takes, or targets as stored."""
 
-SHARPNESS = 1.0
-"""Learned regression targets are multiplied by this before their softmax is taken."""
-
 
 def targets_as(coreset: SyntheticCoreset, kind: Targets) -> Tensor:
     """Class numbers (`"hard"`), probabilities that plain cross-entropy takes (`"soft"`), or as stored (`"own"`).
@@ -29,7 +26,7 @@ def targets_as(coreset: SyntheticCoreset, kind: Targets) -> Tensor:
         if coreset.targets.ndim != 2:
             shape = tuple(coreset.targets.shape)
             raise ValueError(f"targets {shape} to be regressed on have no classes: pass targets='own' and coreset.loss")
-        return coreset.targets.argmax(-1) if kind == "hard" else (SHARPNESS * coreset.targets).softmax(-1)
+        return coreset.targets.argmax(-1) if kind == "hard" else coreset.targets.softmax(-1)
     return coreset.with_targets(kind).targets
 
 

@@ -256,6 +256,7 @@ def test_files_that_exist_stay_unless_forced(tmp_path, capsys):
     assert (page.read_text(), table.exists()) == ("mine", False)
     assert run(capsys, path, "-o", page, "--csv", table, "--force")[0] == 0
     assert page.read_text().startswith("<!DOCTYPE html>")
+    assert "for a table pass --csv" in run(capsys, path, "-o", tmp_path / "new.csv")[2]
     assert "must be two files" in run(capsys, path, "-o", tmp_path / "b", "--csv", tmp_path / "b")[2]
     assert "nothing to write" in run(capsys, path)[2]
     code, _, err = run(capsys, path, "-o", tmp_path / "nowhere" / "page.html")

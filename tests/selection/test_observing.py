@@ -19,9 +19,9 @@ from watched import N, ReadsScores
 from watched import digit_set as data
 
 from coreset_sampler import Coreset, CoresetSampler, IndexedDataset, SphericalGaussian, WeightedDataset, strategies
+from coreset_sampler.randomness import HEAD, mixed_seed
 from coreset_sampler.selection.arguments import check_observed
 from coreset_sampler.selection.evidence import Evidence
-from coreset_sampler.selection.seeds import HEAD, mixed_seed
 from coreset_sampler.selection.weighted import plain
 
 BATCH = 32

@@ -96,6 +96,40 @@ def test_bad_inputs_are_named():
         calibrate_batchnorm(network(), 3)
 
 
+def test_a_train_of_ones_own_is_called_on_the_way_back():
+    class Merging(nn.Module):
+        """As LoRA layers do it: evaluation merges a weight, training takes it out again."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer, self.merged = nn.Linear(64, 4), False
+
+        def train(self, mode=True):
+            super().train(mode)
+            if self.merged == mode:
+                self.layer.weight.data += -1 if mode else 1
+                self.merged = not mode
+            return self
+
+        def forward(self, x):
+            return self.layer(x.flatten(1))
+
+    model = nn.Sequential(nn.BatchNorm2d(1), Merging()).train()
+    before = model[1].layer.weight.clone()
+    calibrate_batchnorm(model, IMAGES)
+    assert model[1].training
+    assert not model[1].merged
+    assert torch.equal(model[1].layer.weight, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_images_of_any_precision_are_taken(dtype):
+    model, other = network(), network()
+    calibrate_batchnorm(model, IMAGES.to(dtype))
+    calibrate_batchnorm(other, IMAGES.to(dtype).float())
+    assert torch.equal(model[1].running_mean, other[1].running_mean)
+
+
 def test_statistics_of_a_model_without_parameters():
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4, affine=False))
     images = torch.randn(64, 1, 2, 2) + 3

@@ -181,6 +181,14 @@ def test_show_draws_every_image_of_a_small_set(capsys, tmp_path, name):
     assert (page == 0).sum().item() == pytest.approx(black, rel=0.03)
 
 
+def test_a_set_in_bfloat16_is_shown(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    whole = load_coreset("digits/k-center-1")
+    inputs = whole.inputs.to(torch.bfloat16)
+    SyntheticCoreset(inputs, whole.targets, preprocessing=whole.preprocessing).save(tmp_path / "a.safetensors")
+    assert run(capsys, "show", tmp_path / "a.safetensors", "-o", tmp_path / "grid.png")[0] == 0
+
+
 def test_show_says_what_it_leaves_out():
     from coreset_sampler.synthetic.picture import _hidden
 

@@ -267,3 +267,21 @@ def test_a_set_is_judged_with_the_norm_that_it_was_made_with(made_with, asked, n
     assert {row["network"] for row in rows} == {network}
     if asked is None:
         assert {tuple(row["widths"]) for row in rows} == {(4, 8)}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sets_in_half_precision_are_judged(dtype, tmp_path):
+    whole = load_coreset("digits/k-center-1").with_targets("soft")
+    half = SyntheticCoreset(
+        whole.inputs.to(dtype), whole.targets.to(dtype), preprocessing=whole.preprocessing, **whole.describe()
+    )
+    rows = evaluate(
+        half, "digits", by={"sgd": by_sgd(steps=2)}, networks=["convnet:4-4"], seeds=1, output=tmp_path / "r.json"
+    )
+    assert 0 <= rows[0]["train_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("network", [torch.nn.Linear(64, 10), "convnet"])
+def test_networks_of_ones_own_are_functions_that_make_them(network):
+    with pytest.raises(TypeError, match=f"got a {type(network).__name__} for 'mine': pass .*lambda"):
+        evaluate(load_coreset("digits/k-center-1"), "digits", networks={"mine": network}, seeds=1)

@@ -11,7 +11,7 @@ from coreset_sampler import Raw, SyntheticCoreset, TrainingRecipe, fit, load_cor
 from coreset_sampler.synthetic.fitting import accuracy_on, logits_of
 from coreset_sampler.synthetic.networks import NORMS, alexnet, convnet, resnet, vgg
 from coreset_sampler.synthetic.per_image import changed, cutout, flip, mixed, one_hot, pasted, scale, shift
-from coreset_sampler.synthetic.targets import SHARPNESS, targets_as
+from coreset_sampler.synthetic.targets import targets_as
 from coreset_sampler.synthetic.training import at_home, kind_of
 
 LEARNED, REAL = load_coreset("digits/vbpc-1"), load_coreset("digits/k-center-1")
@@ -137,7 +137,7 @@ def test_training_is_adamw_along_one_cycle_written_out():
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=4)
     for _ in range(4):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(by_hand(LEARNED.inputs), (SHARPNESS * LEARNED.targets).softmax(-1)).backward()
+        nn.functional.cross_entropy(by_hand(LEARNED.inputs), LEARNED.targets.softmax(-1)).backward()
         optimizer.step()
         schedule.step()
     # outputs, not weights: Adam blows rounding errors in zero gradients (biases before a norm) up to whole steps
@@ -322,3 +322,11 @@ def test_integer_inputs_stay_integers():
     tokens = SyntheticCoreset(torch.arange(8).view(4, 2), torch.arange(4) % 2, preprocessing=Raw())
     model = nn.Sequential(nn.Embedding(8, 3), nn.Flatten(), nn.Linear(6, 2))
     assert accuracy_on(model, tokens) <= 1
+
+
+@pytest.mark.parametrize(("labels", "classes"), [("hard", 9), ("soft", 9), ("soft", 11)])
+def test_a_model_for_other_classes_is_told_how_many_there_are(labels, classes):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+    coreset = load_coreset("digits/k-center-1")
+    with pytest.raises(ValueError, match=f"each of the coreset's 10 classes, it gives {classes}"):
+        fit(model, coreset, recipe_for(coreset, model, labels=labels))

@@ -1,5 +1,6 @@
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,6 +64,39 @@ def test_same_seed_same_probabilities_and_global_random_state_untouched(by):
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("of_network", [torch.float32, torch.float64])
+@pytest.mark.parametrize("of_set", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["soft", "regression"])
+@pytest.mark.parametrize("by", INFERENCES)
+def test_a_set_of_any_precision_does_for_a_network_of_another(by, kind, of_set, of_network):
+    settings = dict(steps=4) if by in ("sgd", "ensemble", "last-layer") else dict(steps=3, burn_in=1, thin=1)
+    whole, x = coreset(kind, per_class=1), test_images()[0][:20]
+    halved = SyntheticCoreset(
+        whole.inputs.to(of_set), whole.targets.to(of_set), preprocessing=Raw(), **whole.describe()
+    )
+    start = dict(start=partial(train, steps=2, learning_rate=0.01)) if "hmc" in by else {}
+    predictive = INFERENCES[by](**settings, **start)(halved, lambda: MAKE().to(of_network), 0)
+    torch.testing.assert_close(predictive(x.to(of_set)), predictive(x.to(of_set).to(of_network)))
+
+
+@pytest.mark.parametrize("by", INFERENCES)
+def test_networks_whose_output_has_the_logits_are_inferred_as_others(by):
+    class Named(nn.Module):
+        """As a classifier of Hugging Face."""
+
+        def __init__(self):
+            super().__init__()
+            self.net = MAKE()
+
+        def forward(self, x):
+            return SimpleNamespace(logits=self.net(x))
+
+    settings = dict(steps=4) if by in ("sgd", "ensemble", "last-layer") else dict(steps=3, burn_in=1, thin=1)
+    start = dict(start=partial(train, steps=2, learning_rate=0.01)) if "hmc" in by else {}
+    infer, x = INFERENCES[by](**settings, **start), test_images()[0][:20]
+    torch.testing.assert_close(infer(coreset(), Named, 0)(x), infer(coreset(), MAKE, 0)(x))
 
 
 def test_a_predictive_may_be_asked_for_parts_and_again():

@@ -478,6 +478,7 @@ class TestWhatIsMadeCanBeSaved:
     @pytest.mark.parametrize("classes", [10, 1000])
     def test_probabilities_computed_in_halves_are_probabilities(self, dtype, classes):
         scores = torch.randn(100, classes, generator=torch.Generator().manual_seed(0))
-        SyntheticCoreset(images(100), scores.to(dtype).softmax(1), target_kind="soft", preprocessing=Raw())
+        for each in (scores.to(dtype).softmax(1), scores.softmax(1).to(dtype).float()):
+            SyntheticCoreset(images(100), each, target_kind="soft", preprocessing=Raw())
         with pytest.raises(ValueError, match="soft targets must be probabilities"):
             SyntheticCoreset(images(100), scores.to(dtype), target_kind="soft", preprocessing=Raw())

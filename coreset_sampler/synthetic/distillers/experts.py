@@ -20,6 +20,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from ...distributed import share
+from ...layers import devices_of
+from ...randomness import seeded
 from .. import file as coreset_file
 from ..formats.experts import Trajectory, open_buffers
 from ..networks import Network, fresh
@@ -189,8 +191,8 @@ def _train_epoch(
     total = 0.0
     parameters: list[Tensor] = list(model.parameters())
     model.train()
-    with torch.random.fork_rng(devices=[]):  # for dropout
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    dropout = int(torch.randint(2**62, (), generator=generator))
+    with seeded(dropout, devices_of(model)):
         for inputs, targets in data.epoch(batch, generator):
             seen = inputs if augmentation is None else augmentation(inputs, generator)
             value = loss(model(seen), targets)

@@ -10,6 +10,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from ...layers import devices_of
+from ...randomness import seeded
 from ..networks import Network, fresh
 from ..per_image import changed
 from .real_data import RealData
@@ -55,8 +57,7 @@ def train_teacher(
     steps = plan.epochs * -(-data.n // plan.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.lr, total_steps=steps)
     changes = ("shift", "flip") if plan.mirror else ("shift",)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(seed)  # dropout
+    with seeded(seed, devices_of(model)), torch.enable_grad():  # dropout
         for epoch in range(plan.epochs):
             right = 0
             for inputs, targets in data.epoch(plan.batch, generator):

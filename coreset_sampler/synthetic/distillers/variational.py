@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
+from ...randomness import seeded
 from ..inference.last_layer import LastLayerPosterior
 from ..networks import Network
 from ..tiles import pack, unpack
@@ -134,8 +135,8 @@ class Variational:
             )
         generator = state.generator()
         chosen = int(torch.randint(self.pool, (), generator=generator))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))  # dropout
+        dropout = int(torch.randint(2**62, (), generator=generator))
+        with seeded(dropout, [state.inputs.device]):
             gradients, info = self._look(state, chosen, source, generator)
             state = self._move(state, gradients)
             if state.step % self.train_every == 0:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from ...layers import device_of
 from ..checks import check_outputs
-from ..dataset import SyntheticCoreset
+from ..dataset import SyntheticCoreset, as_float
+from ..fitting import as_taken_by, logits_of
 from ..flat import FlatNetwork
 
 Potential = Callable[[Tensor], Tensor]
@@ -94,12 +96,12 @@ def network_potential(
     prior is $N(0, 1/(2\lambda))$ with $\lambda$ = `weight_decay`. With `augment` each call changes the inputs at random
     (drawn from `seed`): the stochastic potential of A-SGHMC (Kim et al. 2022).
     """
-    inputs, targets = tensors_of(coreset)
+    inputs, targets = tensors_of(coreset, network.network)
     generator = torch.Generator().manual_seed(seed)
 
     def potential(theta: Tensor) -> Tensor:
         seen = inputs if augment is None else augment(inputs, generator)
-        return misfit(coreset, network(theta, seen), targets) + weight_decay * theta.square().sum()
+        return misfit(coreset, logits_of(network(theta, seen)), targets) + weight_decay * theta.square().sum()
 
     return potential
 
@@ -112,7 +114,6 @@ def misfit(coreset: SyntheticCoreset, outputs: Tensor, targets: Tensor) -> Tenso
     return coreset.loss(outputs, targets, reduction="sum")
 
 
-def tensors_of(coreset: SyntheticCoreset) -> tuple[Tensor, Tensor]:
-    """All inputs, as a model sees them, and all targets."""
-    inputs, targets = zip(*(coreset[i] for i in range(len(coreset))), strict=True)
-    return torch.stack(inputs), torch.stack(targets)
+def tensors_of(coreset: SyntheticCoreset, network: nn.Module) -> tuple[Tensor, Tensor]:
+    """All inputs, in the precision of the network, and all targets."""
+    return as_taken_by(network, as_float(coreset.inputs)), coreset.targets.to(device_of(network))

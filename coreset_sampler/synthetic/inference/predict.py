@@ -15,7 +15,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from ...randomness import seeded
 from ..dataset import SyntheticCoreset
+from ..fitting import as_taken_by, logits_of
 from ..flat import FlatNetwork
 from ..networks import Network, fresh
 from .hmc import hmc
@@ -65,7 +67,7 @@ def by_sgd(
     def infer(coreset: SyntheticCoreset, make: Network, seed: int) -> Predictive:
         generator = torch.Generator().manual_seed(seed)
         trained = [fit(coreset, make, generator) for _ in range(networks)]
-        return partial(averaged, [network.eval() for network in trained])
+        return partial(averaged, trained[0], [network.eval() for network in trained])
 
     return infer
 
@@ -166,14 +168,16 @@ def by_last_layer(
     def infer(coreset: SyntheticCoreset, make: Network, seed: int) -> Predictive:
         own = dict(coreset.last_layer or {})
         prior = {name: own.get(name, default) for name, default in (("rho", rho), ("gamma", gamma), ("beta", beta))}
-        inputs, targets = tensors_of(coreset)[0], regression_targets(coreset, label_scale)
-        network = fresh(make, torch.Generator().manual_seed(seed)).to(inputs.device)
+        network = fresh(make, torch.Generator().manual_seed(seed)).to(coreset.targets.device)
+        inputs, targets = tensors_of(coreset, network)[0], regression_targets(coreset, label_scale)
         count, rate = int(own.get("steps", steps)), own.get("learning_rate", learning_rate)
         _fit(network, inputs, targets, steps=count, learning_rate=rate, seed=seed)
         features = features_of(network.eval())
         with torch.no_grad():
-            posterior = LastLayerPosterior(features(inputs).flatten(1), targets, **prior)
-        return lambda test: _in_parts(lambda x: posterior.probabilities(features(x).flatten(1)), test)
+            posterior = LastLayerPosterior(logits_of(features(inputs)).flatten(1), targets, **prior)
+        return lambda test: _in_parts(
+            lambda x: posterior.probabilities(logits_of(features(x)).flatten(1)), test, network
+        )
 
     return infer
 
@@ -208,16 +212,16 @@ def train(
     augment: Augment | None = None,
 ) -> nn.Module:
     """A fresh network trained on the coreset by SGD with a cosine schedule; global random state stays as it was."""
-    inputs, targets = tensors_of(coreset)
-    network = fresh(make, generator).to(inputs.device).train()
+    network = fresh(make, generator).to(coreset.targets.device).train()
+    inputs, targets = tensors_of(coreset, network)
     optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))  # dropout
+    dropout = int(torch.randint(2**62, (), generator=generator))
+    with seeded(dropout, [inputs.device]), torch.enable_grad():
         for rows in _batches(len(inputs), batch_size, steps, generator):
             x = inputs[rows] if augment is None else augment(inputs[rows], generator)
             optimizer.zero_grad(set_to_none=True)
-            loss = coreset.loss(network(x), targets[rows])
+            loss = coreset.loss(logits_of(network(x)), targets[rows])
             if not math.isfinite(float(loss.detach())):
                 raise ValueError(
                     f"the loss became {float(loss.detach())} while training on the coreset; lower learning_rate"
@@ -232,11 +236,10 @@ def _fit(network: nn.Module, inputs: Tensor, targets: Tensor, *, steps: int, lea
     """Steps of Adam on the squared error, all examples at once: a pool member's life in VBPC."""
     optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
     network.train()
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed, [inputs.device]), torch.enable_grad():
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
-            functional.mse_loss(network(inputs), targets).backward()
+            functional.mse_loss(logits_of(network(inputs)), targets).backward()
             optimizer.step()
 
 
@@ -253,7 +256,7 @@ def _sampled(
     network = start(coreset, make, generator).eval()
     flat = FlatNetwork(network)
     samples = sample(coreset, flat, seed)
-    return partial(averaged, [partial(flat, theta) for theta in samples])
+    return partial(averaged, network, [partial(flat, theta) for theta in samples])
 
 
 def _short_enough(step_size: float, coreset: SyntheticCoreset, network: FlatNetwork, weight_decay: float) -> float:
@@ -261,14 +264,14 @@ def _short_enough(step_size: float, coreset: SyntheticCoreset, network: FlatNetw
     return min(step_size, longest_stable_step(potential, network.theta()) / 2)
 
 
-def averaged(models: Sequence[Callable[[Tensor], Tensor]], inputs: Tensor) -> Tensor:
-    """Probabilities `(t, k)`, the mean over models of what their logits say."""
-    return _in_parts(lambda x: sum(model(x).softmax(-1) for model in models) / len(models), inputs)
+def averaged(network: nn.Module, models: Sequence[Callable[[Tensor], Tensor]], inputs: Tensor) -> Tensor:
+    """Probabilities `(t, k)`, the mean of what the logits of models say, which take inputs as this network does."""
+    return _in_parts(lambda x: sum(logits_of(model(x)).softmax(-1) for model in models) / len(models), inputs, network)
 
 
-def _in_parts(probabilities: Callable[[Tensor], Any], inputs: Tensor) -> Tensor:
+def _in_parts(probabilities: Callable[[Tensor], Any], inputs: Tensor, network: nn.Module) -> Tensor:
     with torch.no_grad():
-        return torch.cat([probabilities(part) for part in inputs.split(_AT_ONCE)])
+        return torch.cat([probabilities(as_taken_by(network, part)) for part in inputs.split(_AT_ONCE)])
 
 
 def _batches(n: int, size: int, steps: int, generator: Generator) -> Iterable[Tensor | slice]:

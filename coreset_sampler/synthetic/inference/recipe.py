@@ -47,6 +47,6 @@ def by_recipe(
         for number, model in enumerate(models):
             recipe = replace(recipe_for(coreset, model, labels=labels), **changes)
             fit(model, coreset, recipe, seed=seed + 1_000_003 * number, bf16=bf16)
-        return partial(averaged, models)
+        return partial(averaged, models[0], models)
 
     return infer
