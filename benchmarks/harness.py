@@ -78,7 +78,7 @@ def jobs_of(study: Study, args: argparse.Namespace) -> list[Row]:
     elif args.command == "tune":
         seeds = range(100, 101)
     elif args.command == "time":
-        lengths = list(setting.lengths)
+        lengths = list(args.lengths or setting.lengths)
         if "full" not in names:
             raise SystemExit("time compares with full data: add full to --strategy")
     elif args.command == "ablation":
@@ -270,6 +270,7 @@ def main(study: Study, about: str | None, more: Callable[[argparse.ArgumentParse
     for entry in _entries(study):
         kind = type(next(iter(study.settings.values())).trials[0].get(entry, 0.0))
         add(f"--{entry.replace('_', '-')}", type=kind, help="default: as tuned, or the setting's first trial")
+    add("--lengths", type=float, nargs="+", help="passes that time tries (default: the setting's)")
     add("--validation", action="store_true", help=f"score on {study.examples} set aside from training, not on test")
     add("--seed", type=int, default=0, help="of run, the first of table and time (default: %(default)s)")
     add("--seeds", type=int, default=study.seeds, help="for table, time and ablation (default: %(default)s)")
