@@ -26,7 +26,7 @@ def time_to_accuracy(
     """Draws accuracy against seconds, a line a name, and says how soon each reaches 99 % of the best of `"full"`.
 
     Ratios are against the run on full data that was the best, and against the time in which it gets as far itself. With
-    the standard `deviation` of the best, over seeds, also how soon each reaches the best less that: on easy data the stricter.
+    the standard `deviation` of the best, over seeds, also how soon each reaches the best less that.
     """
     ended, best = max(curves["full"], key=lambda point: point[1])
     _draw(curves, path, 0.99 * best, title)

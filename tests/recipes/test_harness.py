@@ -166,7 +166,12 @@ def test_the_deviation_is_that_of_the_best_run_on_full_data():
 
 
 def test_runs_are_put_beside_full_data_of_as_many_epochs():
-    runs = {("full", 4): (20.0, 0.9), ("full", 8): (40.0, 0.92), ("stable", 8): (25.0, 0.915), ("stable", 9): (26.0, 0.92)}
+    runs = {
+        ("full", 4): (20.0, 0.9),
+        ("full", 8): (40.0, 0.92),
+        ("stable", 8): (25.0, 0.915),
+        ("stable", 9): (26.0, 0.92),
+    }
     assert as_many_epochs(runs)[1:] == [
         "  stable, 8 epochs: 0.9150 in 25 s, full data 0.9200 in 40 s, 1.60 times sooner"
     ]
@@ -175,7 +180,9 @@ def test_runs_are_put_beside_full_data_of_as_many_epochs():
 
 def test_runs_of_other_lengths_are_read_from_the_file(tmp_path):
     file = tmp_path / "rows.jsonl"
-    row = dict(setting="a", on="test", noise=0.0, strategy="full", lr=0.1, batch_size=8, seed=0, passes=2.0, accuracy=0.5)
+    row = dict(
+        setting="a", on="test", noise=0.0, strategy="full", lr=0.1, batch_size=8, seed=0, passes=2.0, accuracy=0.5
+    )
     others = [row | dict(passes=4.0), row | dict(seed=1), row | dict(lr=0.2), row | dict(on="validation")]
     file.write_text("".join(json.dumps(other) + "\n" for other in (row, *others)))
     assert with_other_lengths([row], file) == [row, others[0]]
