@@ -5,7 +5,7 @@
     python benchmarks/cifar10.py tune --data DIR --setting cpu       # every contestant, the same trials, on validation data
     python benchmarks/cifar10.py table --data DIR --setting cpu      # the tuned contestants on the test set, n = 3
     python benchmarks/cifar10.py time --data DIR --setting cpu       # accuracy against time, as ratios and a picture
-    python benchmarks/cifar10.py time --data MNIST --setting mnist --strategy full infobatch "loss_pruning, half"   # easy data
+    python benchmarks/cifar10.py time --data MNIST --setting mnist --strategy full infobatch "loss_pruning, half"
     python benchmarks/cifar10.py ablation --data DIR --setting cpu   # one thing of stable changed at a time
 
 DIR is a folder or a hub id (uoft-cs/cifar10) that `datasets.load_dataset` opens. A share of the training labels is replaced
