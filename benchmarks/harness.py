@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 from origin import origin
-from time_to_accuracy import time_to_accuracy
+from time_to_accuracy import as_many_epochs, time_to_accuracy
 from torch import distributed
 from tqdm import tqdm
 
@@ -78,7 +78,7 @@ def jobs_of(study: Study, args: argparse.Namespace) -> list[Row]:
     elif args.command == "tune":
         seeds = range(100, 101)
     elif args.command == "time":
-        lengths = list(setting.lengths)
+        lengths = list(args.lengths or setting.lengths)
         if "full" not in names:
             raise SystemExit("time compares with full data: add full to --strategy")
     elif args.command == "ablation":
@@ -210,7 +210,12 @@ def report(study: Study, rows: Sequence[Row], args: argparse.Namespace) -> None:
     for (noise,), some in grouped(rows, "noise").items() if args.command == "time" else ():
         picture = args.picture.with_stem(f"{args.picture.stem}-{noise:g}")
         title = f"{study.name}, {noise:.0%} of the labels wrong"
-        print(*time_to_accuracy(curves(some, args.clock), picture, title=title), f"picture: {picture}", sep="\n")
+        told = time_to_accuracy(curves(some, args.clock), picture, title=title, deviation=deviation_of_best(some))
+        epochs = {
+            cell: (mean_of(runs, args.clock), mean_of(runs, "accuracy"))
+            for cell, runs in grouped([row for row in some if "epochs" in row], "strategy", "epochs").items()
+        }
+        print(*told, *as_many_epochs(epochs), f"picture: {picture}", sep="\n")
 
 
 def curves(rows: Sequence[Row], clock: str) -> dict[str, list[tuple[float, float]]]:
@@ -222,6 +227,20 @@ def curves(rows: Sequence[Row], clock: str) -> dict[str, list[tuple[float, float
     for (name, _), found in sorted(grouped(rows, "strategy", "passes").items()):
         lines.setdefault(name, []).append((mean_of(found, clock), mean_of(found, "accuracy")))
     return lines
+
+
+def deviation_of_best(rows: Sequence[Row]) -> float | None:
+    """The standard deviation of full data's best accuracy over seeds; None for a single one."""
+    runs = grouped([row for row in rows if row["strategy"] == "full"], "passes").values()
+    best = [row["accuracy"] for row in max(runs, key=lambda found: mean_of(found, "accuracy"))]
+    return statistics.stdev(best) if len(best) > 1 else None
+
+
+def with_other_lengths(rows: Sequence[Row], file: Path) -> list[Row]:
+    """The rows, and those in the file that differ from one of them in `passes` and what came of it alone."""
+    names = ("setting", "on", "noise", "strategy", "lr", "batch_size", "seed")
+    wanted = {tuple(row.get(name) for name in names) for row in rows}
+    return [row for row in rows_of(file) if tuple(row.get(name) for name in names) in wanted]
 
 
 def recipe(name: str) -> Any:
@@ -270,6 +289,7 @@ def main(study: Study, about: str | None, more: Callable[[argparse.ArgumentParse
     for entry in _entries(study):
         kind = type(next(iter(study.settings.values())).trials[0].get(entry, 0.0))
         add(f"--{entry.replace('_', '-')}", type=kind, help="default: as tuned, or the setting's first trial")
+    add("--lengths", type=float, nargs="+", help="passes that time tries (default: the setting's)")
     add("--validation", action="store_true", help=f"score on {study.examples} set aside from training, not on test")
     add("--seed", type=int, default=0, help="of run, the first of table and time (default: %(default)s)")
     add("--seeds", type=int, default=study.seeds, help="for table, time and ablation (default: %(default)s)")
@@ -283,7 +303,7 @@ def main(study: Study, about: str | None, more: Callable[[argparse.ArgumentParse
     with processes() as args.device:
         rows = run_all(jobs_of(study, args), partial(study.train, args=args), args.results, workers=args.jobs)
         if is_first():
-            report(study, rows, args)
+            report(study, with_other_lengths(rows, args.results) if args.command == "time" else rows, args)
 
 
 def _entries(study: Study) -> list[str]:

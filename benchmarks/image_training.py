@@ -23,7 +23,7 @@ from coreset_sampler import CoresetSampler, DistributedCoresetSampler, Spherical
 from coreset_sampler.selection.testing import inject_label_noise
 from coreset_sampler.selection.types import Strategy
 
-FRACTION, N_VALIDATION = 0.1, 5_000
+FRACTION = 0.1
 
 
 def cosine(done: float) -> float:
@@ -40,6 +40,7 @@ class ImageSetting(Setting):
     mean: float  # of all channels: one number each is twice as fast as three
     std: float
     n: int | None  # training examples, or all
+    n_validation: int = 5_000  # training examples set aside, at most half of them
     weight_decay: float = 5e-4
     nesterov: bool = True
     decay: Callable[[float], float] = cosine  # of the learning rate, over the share of the run that is done
@@ -113,7 +114,7 @@ def data_of(job: Row, args: argparse.Namespace, setting: ImageSetting) -> tuple[
     """Images and labels to train on, and images to score on: of the test split, or training images set aside."""
     pixels, labels = load(args.data, "train", setting.mode)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1000 + job["seed"]))
-    set_aside = order[-min(N_VALIDATION, len(order) // 5) :] if job["on"] == "validation" else order[:0]
+    set_aside = order[-min(setting.n_validation, len(order) // 2) :] if job["on"] == "validation" else order[:0]
     chosen = order[: min(setting.n or len(order), len(order) - len(set_aside))]
     held_out = (pixels[set_aside], labels[set_aside]) if len(set_aside) else load(args.data, "test", setting.mode)
     return pixels[chosen], labels[chosen], Images(*held_out, setting)
@@ -176,7 +177,7 @@ def train(name: str, job: Row, args: argparse.Namespace, setting: ImageSetting, 
     checkpoint.remove()
     found = {name: figures[name] for name in ("clean", "distinct")}
     found["share"] = sampler.stats["seconds"] / figures["spent"]["wall"] if isinstance(sampler, CoresetSampler) else 0.0
-    found["passes_shown"] = figures["shown"] / len(labels)
+    found |= {"passes_shown": figures["shown"] / len(labels), "epochs": epochs}
     found |= found_labels(sampler, noisy != labels) if isinstance(sampler, CoresetSampler) else {}
     return {"accuracy": accuracy(model, held_out, device), **figures["spent"], **found}
 

@@ -14,24 +14,52 @@ COLOURS = {
     "label_confidence": "#2f855a",
     "infobatch": "#c0392b",
     "loss_pruning": "#b794f4",
+    "loss_pruning, half": "#9f7aea",
+    "loss_pruning, no weights": "#2c7a7b",
     "loss_pruning, confidence": "#6b46c1",
 }
 
 
-def time_to_accuracy(curves: Mapping[str, Curve], path: Path, *, title: str = "") -> list[str]:
+def time_to_accuracy(
+    curves: Mapping[str, Curve], path: Path, *, title: str = "", deviation: float | None = None
+) -> list[str]:
     """Draws accuracy against seconds, a line a name, and says how soon each reaches 99 % of the best of `"full"`.
 
-    Ratios are against the run on full data that was the best, and against the time in which it gets as far itself.
+    Ratios are against the run on full data that was the best, and against the time in which it gets as far itself. With
+    the standard `deviation` of the best, over seeds, also how soon each reaches the best less that.
     """
     ended, best = max(curves["full"], key=lambda point: point[1])
-    target = 0.99 * best
-    _draw(curves, path, target, title)
-    lines = [f"99 % of what full data reaches in {ended:.0f} s is {target:.3f}:"]
+    _draw(curves, path, 0.99 * best, title)
+    lines = _reached(curves, ended, 0.99 * best, f"99 % of what full data reaches in {ended:.0f} s")
+    if deviation is not None:
+        words = f"what full data reaches in {ended:.0f} s, {best:.4f}, less its standard deviation"
+        lines += _reached(curves, ended, best - deviation, words, digits=4)
+    return lines
+
+
+def as_many_epochs(runs: Mapping[tuple[str, int], tuple[float, float]]) -> list[str]:
+    """Seconds of each run `(name, epochs): (seconds, accuracy)` against those of as many epochs of `"full"`.
+
+    This is how InfoBatch counts (Qin et al. 2024). It does not ask whether full data had been as good with fewer epochs.
+    """
+    lines = []
+    for (name, epochs), (seconds, accuracy) in runs.items():
+        if name != "full" and ("full", epochs) in runs:
+            other, there = runs["full", epochs]
+            lines.append(
+                f"  {name}, {epochs} epochs: {accuracy:.4f} in {seconds:.0f} s, full data {there:.4f} in {other:.0f} s, "
+                f"{other / seconds:.2f} times sooner"
+            )
+    return ["against full data of as many epochs, however long it is flat:", *lines] if lines else []
+
+
+def _reached(curves: Mapping[str, Curve], ended: float, target: float, words: str, digits: int = 3) -> list[str]:
+    lines = [f"{words} is {target:.{digits}f}:"]
     own = seconds_to(curves["full"], target) or ended
     for name, curve in curves.items():
         seconds = seconds_to(curve, target)
         if seconds is None:
-            lines.append(f"  {name}: not reached, {max(accuracy for _, accuracy in curve):.3f} at best")
+            lines.append(f"  {name}: not reached, {max(accuracy for _, accuracy in curve):.{digits}f} at best")
         else:
             ratios = f"{ended / seconds:.2f} times sooner than that run, {own / seconds:.2f} than full data gets there"
             lines.append(f"  {name}: {seconds:.0f} s, {ratios}")

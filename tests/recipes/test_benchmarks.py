@@ -105,6 +105,16 @@ def test_cifar10_draws_accuracy_against_time(cifar10, digits_folder, tmp_path, m
     run(cifar10, monkeypatch, "time", "--data", digits_folder, "--setting", "cpu", "--seeds", 1, *files)
     assert "99 % of what full data reaches" in capsys.readouterr().out
     assert (tmp_path / "time-0.png").stat().st_size > 10_000
+    more = ("--setting", "mnist", "--noise", 0, "--strategy", "full", "infobatch", "loss_pruning, no weights")
+    monkeypatch.setitem(cifar10.SETTINGS, "mnist", dataclasses.replace(cifar10.SETTINGS["mnist"], n=200))
+    run(cifar10, monkeypatch, "time", "--data", digits_folder, *more, "--seeds", 2, "--lengths", 1, *files)
+    run(cifar10, monkeypatch, "time", "--data", digits_folder, *more[:5], "full", "--seeds", 2, "--lengths", 4, *files)
+    said = capsys.readouterr().out
+    assert "less its standard deviation is 0." in said
+    run(cifar10, monkeypatch, "time", "--data", digits_folder, *more, "--seeds", 2, "--lengths", 1, *files)
+    said = capsys.readouterr().out
+    assert re.search(r"infobatch, 1 epochs: 0\.\d{4} in \d+ s, full data", said)
+    assert re.search(r"loss_pruning, no weights, 4 epochs: 0\.\d{4} in \d+ s, full data", said)
 
 
 def test_cifar10_killed_in_the_middle_goes_on_to_the_same_weights(

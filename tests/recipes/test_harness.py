@@ -6,10 +6,10 @@ import os
 import pytest
 import torch
 from found import auc
-from harness import curves, grouped, mean_of, rows_of, run_all, spread
+from harness import curves, deviation_of_best, grouped, mean_of, rows_of, run_all, spread, with_other_lengths
 from infobatch import InfoBatch
 from oracle import oracle
-from time_to_accuracy import seconds_to, time_to_accuracy
+from time_to_accuracy import as_many_epochs, seconds_to, time_to_accuracy
 
 from coreset_sampler import CoresetSampler
 
@@ -141,3 +141,48 @@ def test_the_aim_is_99_percent_of_the_best_run_on_full_data_and_ratios_are_again
     assert lines[2] == "  stable: 20 s, 2.50 times sooner than that run, 2.46 than full data gets there"
     assert lines[3] == "  uniform: not reached, 0.700 at best"
     assert (tmp_path / "new folder" / "time.png").stat().st_size > 10_000
+
+
+def test_with_a_deviation_the_aim_is_also_the_best_less_that(tmp_path):
+    pytest.importorskip("matplotlib")
+    lines = time_to_accuracy(
+        {"full": [(10, 0.95), (20, 0.97), (40, 0.9701)], "stable": [(10, 0.969), (20, 0.97)]},
+        tmp_path / "time.png", deviation=0.0011,
+    )  # fmt: skip
+    assert lines[0] == "99 % of what full data reaches in 40 s is 0.960:"
+    assert lines[3] == "what full data reaches in 40 s, 0.9701, less its standard deviation is 0.9690:"
+    assert lines[4] == "  full: 20 s, 2.05 times sooner than that run, 1.00 than full data gets there"
+    assert lines[5] == "  stable: 10 s, 4.00 times sooner than that run, 1.95 than full data gets there"
+
+
+def test_the_deviation_is_that_of_the_best_run_on_full_data():
+    rows = [
+        {"strategy": name, "passes": passes, "accuracy": accuracy}
+        for name, passes, accuracies in (("full", 1, (0.1, 0.5)), ("full", 2, (0.4, 0.6)), ("stable", 2, (0.8, 0.9)))
+        for accuracy in accuracies
+    ]
+    assert deviation_of_best(rows) == pytest.approx(0.1414, abs=1e-4)
+    assert deviation_of_best(rows[::2]) is None
+
+
+def test_runs_are_put_beside_full_data_of_as_many_epochs():
+    runs = {
+        ("full", 4): (20.0, 0.9),
+        ("full", 8): (40.0, 0.92),
+        ("stable", 8): (25.0, 0.915),
+        ("stable", 9): (26.0, 0.92),
+    }
+    assert as_many_epochs(runs)[1:] == [
+        "  stable, 8 epochs: 0.9150 in 25 s, full data 0.9200 in 40 s, 1.60 times sooner"
+    ]
+    assert as_many_epochs({("full", 4): (20.0, 0.9)}) == []
+
+
+def test_runs_of_other_lengths_are_read_from_the_file(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    row = dict(
+        setting="a", on="test", noise=0.0, strategy="full", lr=0.1, batch_size=8, seed=0, passes=2.0, accuracy=0.5
+    )
+    others = [row | dict(passes=4.0), row | dict(seed=1), row | dict(lr=0.2), row | dict(on="validation")]
+    file.write_text("".join(json.dumps(other) + "\n" for other in (row, *others)))
+    assert with_other_lengths([row], file) == [row, others[0]]
