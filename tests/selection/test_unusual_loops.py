@@ -218,6 +218,7 @@ def test_a_copy_made_in_mid_epoch_has_the_scores_and_does_not_watch(copied):
 
 
 def test_a_model_that_was_compiled_and_run_later_is_told_what_to_do():
+    torch.compiler.reset()  # what other tests compiled makes torch look at the hooks again
     sampler, (x, y) = sampler_of(conv_net()), data().tensors
     compiled = torch.compile(sampler.model, backend="eager")
     compiled.train()(x[:BATCH])  # what is compiled now has no hooks in it
