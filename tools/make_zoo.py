@@ -5,11 +5,12 @@
     python benchmarks/distilled.py fashion-mnist/views-10 --data data/fashion-mnist --bf16 --results FILE
     python tools/make_zoo.py --only fashion-mnist/views-10 --measured FILE
 
-`--data` is a folder of folders by data set, `mnist`, `fashion-mnist` and `cifar10`, each of which `datasets.load_dataset` opens; the
-digits of scikit-learn need none. Three kinds ship: real images picked by k-center or herding on pixels, class by class,
-which take a moment; images learned by VBPC for one ConvNet, from all training images in minutes of one core (they save
-themselves in `--runs`: a killed run, started again, continues); and real images with labelled views, for networks of any
-kind (`views`). These are measured by the benchmark, whose records the last command takes over.
+`--data` is a folder of folders by data set, `mnist`, `fashion-mnist` and `cifar10`, each of which
+`datasets.load_dataset` opens; the digits of scikit-learn need none. Three kinds ship: real images picked by k-center or
+herding on pixels, class by class, which take a moment; images learned by VBPC for one ConvNet, from all training images
+in minutes of one core (they save themselves in `--runs`: a killed run, started again, continues); and real images with
+labelled views, for networks of any kind (`views`). These are measured by the benchmark, whose records the last command
+takes over.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ METHODS: dict[str, Callable[[Tensor, int], Coreset]] = {"k-center": farthest_fir
 PICKED = ["digits/k-center-1", "digits/k-center-10", "fashion-mnist/herding-1", "fashion-mnist/herding-10"]
 MANY = ["digits/views-10", "mnist/views-1", "mnist/views-10"]
 MANY += [f"{data}/views-{count}" for data in ("fashion-mnist", "cifar10") for count in (1, 10, 50)]
-VIEWS = {"mnist/views-10": 64} | {f"{data}/views-1": 256 for data in ("mnist", "fashion-mnist", "cifar10")}  # 15 MB in all
+VIEWS = {f"{data}/views-1": 256 for data in ("mnist", "fashion-mnist", "cifar10")} | {"mnist/views-10": 64}  # for size
 NAMES = PICKED + [f"{data}/vbpc-{count}" for data, count in VBPC] + MANY
 LICENCES = {
     "mnist": "CC BY-SA 3.0 (LeCun, Cortes, Burges)",
