@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer turns, sizes and problems")
     parser.add_argument("--only", choices=["closed-form", "step", "pool"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="of the second table")
-    parser.add_argument("--problems", type=int, nargs="+", choices=range(len(PROBLEMS)), help="by number (default: all)")
+    parser.add_argument("--problems", type=int, nargs="+", choices=range(len(PROBLEMS)), help="by number; default all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     turns, problems = (3, PROBLEMS[:3]) if options.quick else (8, PROBLEMS)
