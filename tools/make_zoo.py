@@ -183,7 +183,7 @@ def taught(data: ImageData, per_class: int, *, commit: str) -> SyntheticCoreset:
 
 
 def from_records(name: str, file: Path) -> dict[str, Any]:
-    """What the benchmark has recorded of a set on each network, beside real images; the index leads with the first."""
+    """What the benchmark has recorded of a set on each network, beside real images; the index leads with the ConvNet."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     networks: dict[str, dict[str, Any]] = {}
     rows = [row for row in rows if row["coreset"] == name and row["on"] == "test" and row["steps"] is None]
@@ -194,10 +194,14 @@ def from_records(name: str, file: Path) -> dict[str, Any]:
         raise SystemExit(
             f"{file} has no run of {name} on test images: python benchmarks/distilled.py {name} --data DIR"
         )
-    table = {net: {how: of(values) for how, values in found.items()} for net, found in networks.items()}
+    table = {net: {how: of(values) for how, values in found.items()} for net, found in sorted(networks.items(), key=_convnet_first)}
     first = next(iter(table.values()))["the coreset"]
     how = f"{next(iter(table))} trained as recipe_for says; networks: others, beside as many real images"
     return {**first, "test_images": rows[0]["test_images"], "how": how, "networks": table}
+
+
+def _convnet_first(entry: tuple[str, Any]) -> bool:
+    return not entry[0].startswith("convnet:")
 
 
 def of(values: list[float]) -> dict[str, float]:
