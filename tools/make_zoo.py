@@ -194,7 +194,10 @@ def from_records(name: str, file: Path) -> dict[str, Any]:
         raise SystemExit(
             f"{file} has no run of {name} on test images: python benchmarks/distilled.py {name} --data DIR"
         )
-    table = {net: {how: of(values) for how, values in found.items()} for net, found in sorted(networks.items(), key=_convnet_first)}
+    table = {
+        net: {how: of(values) for how, values in found.items()}
+        for net, found in sorted(networks.items(), key=_convnet_first)
+    }
     first = next(iter(table.values()))["the coreset"]
     how = f"{next(iter(table))} trained as recipe_for says; networks: others, beside as many real images"
     return {**first, "test_images": rows[0]["test_images"], "how": how, "networks": table}
