@@ -18,7 +18,9 @@ def test_digits_and_fashion_mnist_ship_at_1_and_10_images_per_class():
 
 
 def test_sets_for_networks_of_any_kind_ship_for_fashion_mnist_at_1_10_and_50_images_per_class():
-    shipped = {entry["images_per_class"] for name, entry in zoo.index().items() if name.startswith("fashion-mnist/views-")}
+    shipped = {
+        entry["images_per_class"] for name, entry in zoo.index().items() if name.startswith("fashion-mnist/views-")
+    }
     assert shipped == {1, 10, 50}
 
 
