@@ -7,8 +7,9 @@ take turns and each counts by its fastest turn. Memory is the peak of the proces
 are random numbers: their cost does not depend on what they show. Prints markdown.
 
 First table: loss and its gradient in features and targets, by `LastLayerPosterior` and by the h x h matrices that the
-paper's equation 21 writes down. Second: the parts of a step. Third: steps a second, plain, in bf16 and compiled, and
-what it would cost to train all ten networks of the pool every step: one after the other, or at once by `torch.vmap`.
+paper's equation 21 writes down. Second: the parts of a step, and real batch and coreset through one pass. Third: steps a
+second, plain, in bf16, compiled and both, and what it would cost to train all ten networks of the pool every step: one
+after the other, or at once by `torch.vmap`.
 """
 
 from __future__ import annotations
@@ -147,10 +148,15 @@ def parts(distiller: Variational, state: State, data: RealData) -> dict[str, Cal
         with torch.no_grad():
             kind.features(parameters, real)
 
+    def together() -> None:
+        both = kind.features(parameters, torch.cat([inputs, real]))
+        torch.autograd.grad(both[: len(inputs)].sum(), inputs)
+
     return {
         "step": lambda: distiller.step(state, data),
         "real batch forward": batch,
         "coreset forward and back": coreset,
+        "both in one pass": together,
         "closed form forward and back": head,
         "pool step": lambda: distiller._trained(state, 0, torch.Generator().manual_seed(0)),
     }
@@ -174,7 +180,8 @@ def whole_pool(distiller: Variational, state: State) -> dict[str, Callable[[], o
 def where_time_goes(turns: int, problems: list, ways: Sequence[str]) -> None:
     """The second table."""
     print("\nCPU milliseconds of a step and its parts, real batch 128 (64 at 1 a class)\n")
-    names = ["step", "real batch forward", "coreset forward and back", "closed form forward and back", "pool step"]
+    names = ["step", "real batch forward", "coreset forward and back", "both in one pass"]
+    names += ["closed form forward and back", "pool step"]
     print("| | way | " + " | ".join(names) + " |\n|---" + "|---" * (len(names) + 1) + "|")
     speeds = []
     for label, channels, pixels, widths, per_class in problems:
@@ -199,6 +206,7 @@ def where_time_goes(turns: int, problems: list, ways: Sequence[str]) -> None:
 
 
 WAYS: dict[str, dict] = {"plain": {}, "bf16": {"precision": "bf16"}, "compiled": {"compiled": True}}
+WAYS["both"] = WAYS["bf16"] | WAYS["compiled"]
 
 
 def _difference(one: tuple, other: tuple) -> float:
@@ -221,9 +229,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer turns, sizes and problems")
     parser.add_argument("--only", choices=["closed-form", "step", "pool"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="of the second table")
+    parser.add_argument("--problems", type=int, nargs="+", choices=range(len(PROBLEMS)), help="by number; default all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     turns, problems = (3, PROBLEMS[:3]) if options.quick else (8, PROBLEMS)
+    problems = problems if options.problems is None else [PROBLEMS[number] for number in options.problems]
     if options.only in (None, "closed-form"):
         closed_form((256, 1024, 2048) if options.quick else (256, 512, 1024, 2048, 4096, 8192), turns)
     if options.only in (None, "step"):

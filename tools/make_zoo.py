@@ -5,11 +5,12 @@
     python benchmarks/distilled.py fashion-mnist/views-10 --data data/fashion-mnist --bf16 --results FILE
     python tools/make_zoo.py --only fashion-mnist/views-10 --measured FILE
 
-`--data` is a folder of folders by data set, `fashion-mnist` and `cifar10`, each of which `datasets.load_dataset` opens; the
-digits of scikit-learn need none. Three kinds ship: real images picked by k-center or herding on pixels, class by class,
-which take a moment; images learned by VBPC for one ConvNet, from all training images in minutes of one core (they save
-themselves in `--runs`: a killed run, started again, continues); and real images with labelled views, for networks of any
-kind (`views`). These are measured by the benchmark, whose records the last command takes over.
+`--data` is a folder of folders by data set, `mnist`, `fashion-mnist` and `cifar10`, each of which
+`datasets.load_dataset` opens; the digits of scikit-learn need none. Three kinds ship: real images picked by k-center or
+herding on pixels, class by class, which take a moment; images learned by VBPC for one ConvNet, from all training images
+in minutes of one core (they save themselves in `--runs`: a killed run, started again, continues); and real images with
+labelled views, for networks of any kind (`views`). These are measured by the benchmark, whose records the last command
+takes over.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ METHODS: dict[str, Callable[[Tensor, int], Coreset]] = {"k-center": farthest_fir
 PICKED = ["digits/k-center-1", "digits/k-center-10", "fashion-mnist/herding-1", "fashion-mnist/herding-10"]
 MANY = ["digits/views-10", "mnist/views-1", "mnist/views-10"]
 MANY += [f"{data}/views-{count}" for data in ("fashion-mnist", "cifar10") for count in (1, 10, 50)]
+VIEWS = {f"{data}/views-1": 256 for data in ("mnist", "fashion-mnist", "cifar10")} | {"mnist/views-10": 64}  # for size
 NAMES = PICKED + [f"{data}/vbpc-{count}" for data, count in VBPC] + MANY
 LICENCES = {
     "mnist": "CC BY-SA 3.0 (LeCun, Cortes, Burges)",
@@ -171,6 +173,7 @@ def taught(data: ImageData, per_class: int, *, commit: str) -> SyntheticCoreset:
     coreset = teach(
         data,
         images_per_class=per_class,
+        views=VIEWS.get(name),
         held_out=0.0,
         progress=lambda line: print(f"{name}: {line}", flush=True),
     )
@@ -180,7 +183,7 @@ def taught(data: ImageData, per_class: int, *, commit: str) -> SyntheticCoreset:
 
 
 def from_records(name: str, file: Path) -> dict[str, Any]:
-    """What the benchmark has recorded of a set on each network, beside real images; the index leads with the first."""
+    """What the benchmark has recorded of a set on each network, beside real images; the index leads with the ConvNet."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     networks: dict[str, dict[str, Any]] = {}
     rows = [row for row in rows if row["coreset"] == name and row["on"] == "test" and row["steps"] is None]
@@ -191,10 +194,17 @@ def from_records(name: str, file: Path) -> dict[str, Any]:
         raise SystemExit(
             f"{file} has no run of {name} on test images: python benchmarks/distilled.py {name} --data DIR"
         )
-    table = {net: {how: of(values) for how, values in found.items()} for net, found in networks.items()}
+    table = {
+        net: {how: of(values) for how, values in found.items()}
+        for net, found in sorted(networks.items(), key=_convnet_first)
+    }
     first = next(iter(table.values()))["the coreset"]
     how = f"{next(iter(table))} trained as recipe_for says; networks: others, beside as many real images"
     return {**first, "test_images": rows[0]["test_images"], "how": how, "networks": table}
+
+
+def _convnet_first(entry: tuple[str, Any]) -> bool:
+    return not entry[0].startswith("convnet:")
 
 
 def of(values: list[float]) -> dict[str, float]:

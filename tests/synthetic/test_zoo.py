@@ -17,6 +17,13 @@ def test_digits_and_fashion_mnist_ship_at_1_and_10_images_per_class():
     assert {(data, count) for data in ("digits", "fashion-mnist") for count in (1, 10)} <= shipped
 
 
+def test_sets_for_networks_of_any_kind_ship_for_fashion_mnist_at_1_10_and_50_images_per_class():
+    shipped = {
+        entry["images_per_class"] for name, entry in zoo.index().items() if name.startswith("fashion-mnist/views-")
+    }
+    assert shipped == {1, 10, 50}
+
+
 def test_all_that_ships_is_under_15_megabytes_and_in_the_index():
     folder = Path(zoo.__file__).parent
     files = list(folder.glob("*.safetensors"))
