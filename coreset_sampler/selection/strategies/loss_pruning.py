@@ -28,7 +28,7 @@ class LossPruning:
     An example is learned if its loss, $-\log$ of its label's mean probability over all visits, is below the mean. Within
     either group examples are drawn at random, those of the learned with `ratio` times the chance of the others, and weigh
     the inverse of their chance: for `weighting="loss"`, which keeps hard examples frequent and the gradient unbiased
-    (InfoBatch, Qin et al. 2024, of fixed size). Everything is seen once first. An epoch has fewer steps than one of full data:
+    (InfoBatch, Qin et al. 2024, of fixed size). Everything is seen once first. An epoch has fewer steps than of full data:
     scale the learning rate by 1 / fraction.
 
     With a `confidence_exponent` neither what is learned nor what is probably wrong is shown often: chances go by the
