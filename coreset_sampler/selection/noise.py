@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .agreement import above_chance
 from .arguments import check_logits
+from .evidence import above_chance
 
 if TYPE_CHECKING:
     from .scores import ScoreStore

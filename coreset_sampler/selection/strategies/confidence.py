@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..agreement import above_chance
+from ..evidence import above_chance
 
 _ROUNDS = 30  # of expectation-maximisation; the estimate changes by less than 0.01 after a dozen
 _ERRORS_ABOVE_CHANCE = 2  # standard errors that the agreement must be above chance
