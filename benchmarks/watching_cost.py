@@ -2,8 +2,8 @@
 
     python benchmarks/watching_cost.py --data DIR [--batch-size 32 128] [--rounds 10]
 
-The small network of `cifar10.py`, 10,000 images, half of the labels wrong, epochs of a tenth. In each round every contestant
-trains for two passes, from fresh weights, one after the other and in another order than in the last round, so that a busy
+The small network of `cifar10.py`, 10,000 images, half of the labels wrong, ten passes in epochs of a tenth (its setting `cpu`).
+In each round every contestant trains from fresh weights, one after the other and in another order than in the last round, so that a busy
 machine hurts them alike; CPU seconds of one thread. Figures are medians over rounds of the ratio to the loop without us in
 the same round. One line of JSON for each round and contestant goes to --results.
 """
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from coreset_sampler import CoresetSampler, PointMass, strategies
 from coreset_sampler.selection.testing import inject_label_noise
 
-PASSES, FRACTION = 2, 0.1
+FRACTION = 0.1
 CONTESTANTS = ("without us", "uniform", "automatic", "explicit", "scoring passes")
 
 
@@ -43,12 +43,12 @@ class Indexed(Dataset):
         return *self.images.__getitems__(at), torch.tensor(at)
 
 
-def train(name: str, images: Images, labels: torch.Tensor, batch_size: int, seed: int) -> tuple[float, float]:
-    """CPU seconds of two passes, and selection's share of them."""
+def train(name: str, images: Images, labels: torch.Tensor, batch_size: int, passes: float, seed: int) -> tuple:
+    """CPU seconds, and selection's share of them."""
     torch.manual_seed(seed)
     model, size = SETTINGS["cpu"].network(), round(FRACTION * len(images))
-    passes = strategies.LabelConfidence(posterior=PointMass(), warm_up=10)
-    strategy = {"uniform": strategies.Uniform(), "scoring passes": passes}.get(name, strategies.LabelConfidence())
+    scored = strategies.LabelConfidence(posterior=PointMass(), warm_up=10)
+    strategy = {"uniform": strategies.Uniform(), "scoring passes": scored}.get(name, strategies.LabelConfidence())
     data: Dataset = Indexed(images) if name == "explicit" else images
     sampler = CoresetSampler(
         data, model, size=size, strategy=strategy, labels=labels, seed=seed, collate_fn=as_it_is, progress=False,
@@ -58,7 +58,7 @@ def train(name: str, images: Images, labels: torch.Tensor, batch_size: int, seed
     loader = DataLoader(data, batch_size, sampler=chosen, drop_last=True, collate_fn=as_it_is)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9, nesterov=True, weight_decay=5e-4)
     began = CLOCKS["cpu"]()
-    for _ in range(round(PASSES / FRACTION)):
+    for _ in range(round(passes / FRACTION)):
         for x, y, *index in loader:
             logits = model(x)
             if index:
@@ -74,6 +74,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder or hub id of CIFAR-10 for datasets.load_dataset")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[32, 128], help="default: %(default)s")
+    parser.add_argument("--passes", type=float, default=10, help="over the images (default: %(default)s)")
+    parser.add_argument("--strategy", nargs="+", default=CONTESTANTS, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=10, help="default: %(default)s")
     parser.add_argument("--images", type=int, default=10_000, help="default: %(default)s")
     parser.add_argument("--results", type=Path, default=Path("runs/watching_cost.jsonl"), help="default: %(default)s")
@@ -86,16 +88,16 @@ def main() -> None:
     for batch_size in args.batch_size:
         rows: list[Row] = []
         for seed in range(args.rounds):
-            first = seed % len(CONTESTANTS)  # each is the first in some round
-            order = [*CONTESTANTS[first:], *CONTESTANTS[:first]]
-            found = {name: train(name, images, labels, batch_size, seed) for name in order}
+            first = seed % len(args.strategy)  # each is the first in some round
+            order = [*args.strategy[first:], *args.strategy[:first]]
+            found = {name: train(name, images, labels, batch_size, args.passes, seed) for name in order}
             for name, (seconds, share) in found.items():
                 throughput = found["without us"][0] / seconds
-                row = dict(strategy=name, batch_size=batch_size, seed=seed, throughput=throughput, share=share)
+                row = dict(strategy=name, batch_size=batch_size, passes=args.passes, seed=seed, throughput=throughput, share=share)
                 rows.append(row | origin())
                 with args.results.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
-        for name in CONTESTANTS:
+        for name in args.strategy:
             mine = [row for row in rows if row["strategy"] == name]
             ratio, share = (statistics.median(row[key] for row in mine) for key in ("throughput", "share"))
             print(f"batch {batch_size}, {name}: throughput {ratio:.3f}, selection {share:.1%} of the time", flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,10 +13,6 @@ _MOST_WINDOWS = 3  # that are undecided, after which the evidence is collected a
 _CLEARLY = 3.0, -4.0  # standard errors: of a match, of a mismatch
 _SURE = 0.5  # nats that a network which knows its classes should gain from the right labels; a fresh one is below that
 _MIXED = 5.0, 0.25  # standard errors, and share of the own label's gain, that a partner's label gains in mixtures
-_PARTNERS: tuple[Callable[[Tensor], Tensor], ...] = (  # in mixup and cutmix of timm, and of torchvision
-    lambda rows: rows.flip(0),
-    lambda rows: rows.roll(1, 0),
-)
 
 
 class Evidence:
@@ -49,56 +44,61 @@ class Evidence:
         """Takes in a batch and says what is wrong, if that is plain by now.
 
         Args:
-            logits: `(b, classes)`.
+            logits: `(b, classes)` of any device; nobody may write into them.
             labels: `(b,)` matched.
             others: `(b,)` each, of the batches before and after.
         """
-        log_p = logits.log_softmax(1)
-        if len(others) < 2 or not bool(torch.isfinite(log_p).all()):
-            return None
-        sets = [labels, *others, *(of(labels) for of in _PARTNERS)]
-        found = log_p.gather(1, torch.stack(sets, 1))  # all at once: this is run in the loop
-        own, before, after = found[:, :3].mean(0).tolist()
-        p = log_p.exp()
-        self._expected.append(float(((p - p.mean(0)) * log_p).sum(1).mean()))
-        self._gains.append([own - before, own - after])
-        self._shifted.append([-before, -after])
-        self._partners.append(_partner_gains(found[:, 3:], found[:, 1:3]))
-        return self._verdict() if len(self._gains) % _WINDOW == 0 else None
+        if len(others) == 2:
+            self._waiting.append((logits, torch.stack([labels, *others], 1)))
+        return self._judge() if len(self._waiting) == _WINDOW else None
+
+    def _judge(self) -> str | None:
+        """Works out what waits, all at once, since this is run in the loop, and gives the verdict."""
+        logits, labels = (torch.cat(part) for part in zip(*self._waiting, strict=True))
+        sizes = torch.tensor([len(batch) for batch, _ in self._waiting])
+        self._waiting = []
+        batch = torch.arange(len(sizes)).repeat_interleave(sizes)
+        size, start = sizes[batch], (sizes.cumsum(0) - sizes)[batch]
+
+        def mean(rows: Tensor) -> Tensor:
+            return torch.zeros(len(sizes), rows.shape[1]).index_add_(0, batch, rows / size[:, None])
+
+        place = torch.arange(len(batch)) - start
+        partner = torch.stack([size - 1 - place, (place - 1) % size], 1)  # in mixup and cutmix: timm's, torchvision's
+        log_p = logits.cpu().log_softmax(1)
+        own, before, after, *mixed = log_p.gather(1, torch.cat([labels, labels[:, 0][start[:, None] + partner]], 1)).T
+        p, other = log_p.exp(), partner != place[:, None]  # no row is its own partner
+        partners = (torch.stack(mixed, 1) - (before + after)[:, None] / 2) * other
+        figures = [
+            torch.stack([own - before, own - after, -before, -after], 1),
+            ((p - mean(p)[batch]) * log_p).sum(1, keepdim=True),
+        ]
+        found = torch.cat([*map(mean, figures), mean(partners) / mean(other.float()).clamp(min=1e-9)], 1)
+        self._found = torch.cat([self._found, found[found.isfinite().all(1)].double()])
+        return self._verdict() if len(self._found) >= _WINDOW else None
 
     def _verdict(self) -> str | None:
-        gains, shifted = torch.tensor(self._gains).double(), torch.tensor(self._shifted).double().mean(0)
-        z, mixed = _z(gains), torch.tensor(self._partners).double()
-        likely = bool(((mixed.mean(0) > _MIXED[1] * gains.mean()) & (_z(mixed) > _CLEARLY[0])).any())
-        if likely and bool((_z(mixed) > _MIXED[0]).any()):
+        gains, shifted, expected, partners = self._found.split([2, 2, 1, 2], 1)
+        z, gain, z_mixed = _z(gains), gains.mean(), _z(partners)
+        likely = bool(((partners.mean(0) > _MIXED[1] * gain) & (z_mixed > _CLEARLY[0])).any())
+        if likely and bool((z_mixed > _MIXED[0]).any()):
             return "its rows fit the labels of others of their batch: it is given mixtures, as of mixup or cutmix"
         if bool((z > _CLEARLY[0]).all()) and not likely:
             self.confirmed = True
             self._clear()
-        elif bool(((z < _CLEARLY[1]) & (shifted < self.chance)).any()):
+        elif bool(((z < _CLEARLY[1]) & (shifted.mean(0) < self.chance)).any()):
             return "the labels of another batch fit its predictions better than those of the matched examples"
         elif len(gains) >= _MOST_WINDOWS * _WINDOW:
-            expected, gain = sum(self._expected) / len(gains), float(gains.mean())
             self._clear()
-            if expected > _SURE and gain < 0.1 * expected:
+            if expected.mean() > _SURE and gain < 0.1 * expected.mean():
                 return "the labels of the matched examples do not fit its predictions, although it is sure of these"
         return None
 
     def _clear(self) -> None:
-        self._gains: list[list[float]] = []
-        self._shifted: list[list[float]] = []
-        self._expected: list[float] = []
-        self._partners: list[list[float]] = []
-
-
-def _partner_gains(partners: Tensor, others: Tensor) -> list[float]:
-    """What the labels of mixing partners `(b, 2)` gain over those of other batches `(b, 2)`; no row is its own partner."""
-    rows = torch.arange(len(partners))
-    kept = torch.stack([of(rows) != rows for of in _PARTNERS], 1)
-    gains: list[float] = (
-        ((partners - others.mean(1, keepdim=True)) * kept).sum(0).div(kept.sum(0).clamp(min=1)).tolist()
-    )
-    return gains
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._found = torch.zeros(0, 7, dtype=torch.float64)
+        """Of each batch what the labels gain over those before and after, the loss of these, how sure the network is, and what
+        the labels of mixing partners gain."""
 
 
 def _z(gains: Tensor) -> Tensor:

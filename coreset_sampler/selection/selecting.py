@@ -14,6 +14,7 @@ from .arguments import length_of
 from .coreset import Coreset
 from .preserve import preserve_state
 from .scoring import ScoringView
+from .strategies.uniform import Uniform
 from .weighted import plain
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def _choose(sampler: CoresetSampler, labels: Tensor, epoch: int, state: Any) -> 
         if now != sampler.n:
             raise ValueError(f"{name} had {sampler.n} examples when the sampler was made and has {now} now")
     seed = mixed_seed(sampler.seed, epoch, SELECT)
-    watches = sampler._observing.strategy_reads  # and then hardly ever runs the model
-    with preserve_state(sampler.model, seed=seed, lazily=watches) as look_after:
+    hardly_runs = sampler._observing.strategy_reads or isinstance(sampler.strategy, Uniform)  # the model
+    with preserve_state(sampler.model, seed=seed, lazily=hardly_runs) as look_after:
         view = ScoringView(
             plain(sampler.selection_dataset),
             sampler.model,

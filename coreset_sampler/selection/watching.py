@@ -140,7 +140,7 @@ class Watch:
             if not torch.equal(seen.to("cpu", torch.int64), self.labels[indices]):
                 return "the labels that it was given are not those of the matched examples"
         elif self._evidence.is_wanted():
-            reason = self._evidence.add(logits.cpu(), self.labels[indices], self._neighbours(at, rows))
+            reason = self._evidence.add(logits, self.labels[indices], self._neighbours(at, rows))
             if reason is not None:
                 return reason
         return self._take(indices, logits, at)
