@@ -211,7 +211,7 @@ WAYS["both"] = WAYS["bf16"] | WAYS["compiled"]
 
 def _difference(one: tuple, other: tuple) -> float:
     moved = [distiller.step(state, data)[0].inputs for distiller, state, data in (one, other)]
-    return float((moved[0] - moved[1]).abs().median() / (moved[0] - one[1].inputs).abs().median())
+    return float((moved[0] - moved[1]).abs().mean() / (moved[0] - one[1].inputs).abs().mean())
 
 
 def pools(turns: int, problems: list) -> None:

@@ -115,7 +115,7 @@ _TEN = _SHORT_LIVES | {"lr": 0.03, "label_lr": 0.03}
 VBPC: dict[tuple[str, int], Preset] = {
     ("digits", 1): Preset(3000, _SHORT_LIVES | {"batch": 64}, (32, 64)),
     ("digits", 10): Preset(2000, _TEN, (32, 64)),
-    ("fashion-mnist", 1): Preset(5000, {"max_age": 10, "fit_steps": 10, "batch": 64}, (32, 64, 256)),
+    ("fashion-mnist", 1): Preset(5000, {"max_age": 10, "fit_steps": 10, "batch": 64}, (64, 128, 256)),
     ("fashion-mnist", 10): Preset(5000, _TEN | {"max_age": 100, "train_every": 3}, (32, 64, 128)),
     ("cifar10", 10): Preset(3200, _TEN, (32, 64, 128)),
 }
