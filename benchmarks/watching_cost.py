@@ -2,10 +2,10 @@
 
     python benchmarks/watching_cost.py --data DIR [--batch-size 32 128] [--rounds 10]
 
-The small network of `cifar10.py`, 10,000 images, half of the labels wrong, ten passes in epochs of a tenth (its setting `cpu`).
-In each round every contestant trains from fresh weights, one after the other and in another order than in the last round, so that a busy
-machine hurts them alike; CPU seconds of one thread. Figures are medians over rounds of the ratio to the loop without us in
-the same round. One line of JSON for each round and contestant goes to --results.
+The setting `cpu` of `cifar10.py`: a small network, 10,000 images, half of the labels wrong, ten passes in epochs of a tenth.
+In each round every contestant trains from fresh weights, one after the other and in another order than in the last round,
+so that a busy machine hurts them alike; CPU seconds of one thread. Figures are medians over rounds of the ratio to the loop
+without us in the same round. One line of JSON for each round and contestant goes to --results.
 """
 
 from __future__ import annotations
@@ -93,7 +93,14 @@ def main() -> None:
             found = {name: train(name, images, labels, batch_size, args.passes, seed) for name in order}
             for name, (seconds, share) in found.items():
                 throughput = found["without us"][0] / seconds
-                row = dict(strategy=name, batch_size=batch_size, passes=args.passes, seed=seed, throughput=throughput, share=share)
+                row = dict(
+                    strategy=name,
+                    batch_size=batch_size,
+                    passes=args.passes,
+                    seed=seed,
+                    throughput=throughput,
+                    share=share,
+                )
                 rows.append(row | origin())
                 with args.results.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")

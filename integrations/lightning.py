@@ -52,8 +52,11 @@ class CoresetCallback(Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Notes the trainer, whose progress goes into the state and whose precision selection runs in."""
         self._trainer = trainer
-        run = self._own_forward or default_forward
+        run = self._own_forward or self._forward
         self.sampler.forward_fn = partial(_in_precision_of, trainer.precision_plugin, run)
+
+    def _forward(self, model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        return default_forward(model, batch, classes=int(self.sampler.read_labels().max()) + 1)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Gives the sampler its own `forward_fn` back."""

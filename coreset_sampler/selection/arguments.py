@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from ..layers import innermost, unwrapped
+from .forward import of_both_classes
 from .order import WEIGHTINGS, Weighting
 from .weighted import is_weighted
 
@@ -96,7 +97,8 @@ def check_selection_dataset(selection_dataset: Dataset[Any] | None, dataset: Dat
 
 def check_observed(indices: Any, logits: Any, n: int, labels: Tensor, classes: int | None) -> tuple[Tensor, Tensor]:
     """Indices on the CPU and logits that belong together, or an error that says what does not fit."""
-    at = torch.as_tensor(indices)
+    needed = max(2, int(labels.max()) + 1) if classes is None else classes
+    at, logits = torch.as_tensor(indices), of_both_classes(logits, needed)
     if at.ndim != 1 or at.is_floating_point() or at.dtype == torch.bool:
         raise ValueError(f"indices must be whole numbers (b,), got shape {tuple(at.shape)} of {at.dtype}")
     if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
@@ -108,7 +110,6 @@ def check_observed(indices: Any, logits: Any, n: int, labels: Tensor, classes: i
     low, high = at.aminmax() if len(at) else (0, 0)
     if not 0 <= int(low) <= int(high) < n:
         raise ValueError(f"indices must be in [0, {n}), got {int(low)} to {int(high)}: they count the data set")
-    needed = max(2, int(labels.max()) + 1) if classes is None else classes
     if logits.shape[1] != classes if classes is not None else logits.shape[1] < needed:
         what = f"{classes} as before" if classes is not None else f"at least {needed}, the labels' classes"
         raise ValueError(f"logits must have one column per class, {what}, got {logits.shape[1]}")

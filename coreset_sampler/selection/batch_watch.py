@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .forward import logits_of
+from .labels import are_mixed, class_numbers
 from .watching import Hook
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ class BatchWatch:
                 leave the batch out, since its rows belong to no single example.
         """
         self.drop()
-        mixed = isinstance(labels, Tensor) and labels.is_floating_point() and labels.ndim == 2
-        if not self.wanted or mixed:
+        if not self.wanted or are_mixed(labels):
             return
         self._indices, self._begun = indices.to("cpu", torch.int64), self._begun + 1
         if not self._fits(labels):
@@ -68,7 +68,8 @@ class BatchWatch:
         self._handle = model.register_forward_hook(Hook(self._leave))
 
     def _fits(self, labels: Any) -> bool:
-        if not isinstance(labels, Tensor) or labels.shape != self._indices.shape or labels.is_floating_point():
+        labels = class_numbers(labels) if isinstance(labels, Tensor) else None
+        if labels is None or labels.shape != self._indices.shape or labels.is_floating_point():
             return True  # nothing to compare
         return torch.equal(labels.to("cpu", torch.int64), self.sampler.read_labels()[self._indices])
 

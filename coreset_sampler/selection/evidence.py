@@ -28,6 +28,12 @@ class Evidence:
         labels: `(n,)` all labels; predicting their frequencies is to know nothing.
     """
 
+    _waiting: list[tuple[Tensor, Tensor]]
+    """Batches that were not looked at yet: logits, and the labels matched, before and after."""
+    _found: Tensor
+    """Of each batch what the labels gain over those before and after, the loss of these, how sure the network is, and what
+    the labels of mixing partners gain."""
+
     def __init__(self, labels: Tensor) -> None:
         share = torch.bincount(labels).double() / max(1, len(labels))
         self.chance = float(torch.special.entr(share).sum())  # the loss of who knows the frequencies only
@@ -48,13 +54,15 @@ class Evidence:
             labels: `(b,)` matched.
             others: `(b,)` each, of the batches before and after.
         """
+        if self._waiting and self._waiting[0][0].shape[1] != logits.shape[1]:
+            self._waiting = []  # a network with another head
         if len(others) == 2:
             self._waiting.append((logits, torch.stack([labels, *others], 1)))
         return self._judge() if len(self._waiting) == _WINDOW else None
 
     def _judge(self) -> str | None:
         """Works out what waits, all at once, since this is run in the loop, and gives the verdict."""
-        logits, labels = (torch.cat(part) for part in zip(*self._waiting, strict=True))
+        logits, labels = (torch.cat([batch.cpu() for batch in part]) for part in zip(*self._waiting, strict=True))
         sizes = torch.tensor([len(batch) for batch, _ in self._waiting])
         self._waiting = []
         batch = torch.arange(len(sizes)).repeat_interleave(sizes)
@@ -65,7 +73,7 @@ class Evidence:
 
         place = torch.arange(len(batch)) - start
         partner = torch.stack([size - 1 - place, (place - 1) % size], 1)  # in mixup and cutmix: timm's, torchvision's
-        log_p = logits.cpu().log_softmax(1)
+        log_p = logits.log_softmax(1)
         own, before, after, *mixed = log_p.gather(1, torch.cat([labels, labels[:, 0][start[:, None] + partner]], 1)).T
         p, other = log_p.exp(), partner != place[:, None]  # no row is its own partner
         partners = (torch.stack(mixed, 1) - (before + after)[:, None] / 2) * other
@@ -95,10 +103,7 @@ class Evidence:
         return None
 
     def _clear(self) -> None:
-        self._waiting: list[tuple[Tensor, Tensor]] = []
-        self._found = torch.zeros(0, 7, dtype=torch.float64)
-        """Of each batch what the labels gain over those before and after, the loss of these, how sure the network is, and what
-        the labels of mixing partners gain."""
+        self._waiting, self._found = [], torch.zeros(0, 7, dtype=torch.float64)
 
 
 def _z(gains: Tensor) -> Tensor:

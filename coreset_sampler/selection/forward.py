@@ -55,11 +55,13 @@ def precision(dtype: torch.dtype | None, device: torch.device) -> AbstractContex
 def logits_of(output: Any, classes: int = 0) -> Tensor:
     """The logits in a model's output: the tensor itself, `.logits`, `["logits"]`, or the first of a tuple after the loss.
 
-    Not the first where it is wider than another with columns enough for the `classes`: then it is the head's input.
+    Not the first where it is wider than another with columns enough for the `classes`: then it is the head's input. One
+    number an example is the logit of class 1, where there are two `classes`.
     """
     logits = getattr(output, "logits", output)
     if isinstance(logits, Mapping):
         logits = logits.get("logits")
+    given = logits
     if isinstance(logits, (tuple, list)):
         logits = [part for part in logits if not isinstance(part, Tensor) or part.ndim] or [output]
         widths = [part.shape[1] for part in logits if isinstance(part, Tensor) and part.ndim == 2]
@@ -71,6 +73,8 @@ def logits_of(output: Any, classes: int = 0) -> Tensor:
                 f"logits of {classes} classes, and here it does not look like that. Return the logits first, or pass a "
                 "forward_fn= that returns (logits, labels) and call sampler.observe(index, logits)."
             )
+    if not (isinstance(given, (tuple, list)) and isinstance(logits, Tensor) and logits.ndim == 1):  # a loss per example
+        logits = of_both_classes(logits, classes)
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
         raise ValueError(
@@ -80,8 +84,24 @@ def logits_of(output: Any, classes: int = 0) -> Tensor:
         )
     if logits.shape[1] == 1:
         raise ValueError(
-            "the model gives one logit per example; selection needs one for each class. If it is the logit of class 1 of "
-            "two pass a forward_fn= that returns torch.cat([torch.zeros_like(z), z], 1) as logits. If it is a number to "
-            "predict: this library is for single-label classification, not for regression."
+            f"the model gives one logit per example, enough for two classes, and labels go up to {classes - 1}. Give it a "
+            "logit for each class. If it is a number to predict: this library is for single-label classification, not "
+            "for regression."
         )
     return logits
+
+
+def of_both_classes(logits: Any, classes: int) -> Any:
+    """Two logits for the one of class 1, `(b,)` or `(b, 1)` as for `BCEWithLogitsLoss`, where there are two classes.
+
+    Their softmax is the sigmoid of the one. Anything else is given back as it is.
+
+    Example:
+        >>> of_both_classes(torch.tensor([0.5, -2.0]), 2)
+        tensor([[ 0.0000,  0.5000],
+                [ 0.0000, -2.0000]])
+    """
+    if classes != 2 or not isinstance(logits, Tensor) or logits.ndim not in (1, 2) or logits.shape[1:].numel() != 1:
+        return logits
+    one = logits.reshape(-1, 1)
+    return torch.cat([torch.zeros_like(one), one], 1)

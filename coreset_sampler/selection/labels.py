@@ -40,6 +40,7 @@ def check_labels(labels: Any, n: int) -> Tensor:
             f"labels must be one whole number per example, got {type(first).__name__} such as {first!r}. Number the "
             "classes 0, 1, ... and pass labels= with every example's number; forward_fn= must return the same."
         ) from error
+    labels = class_numbers(labels)
     if labels.ndim == 2 and labels.shape[1] == 1 and not labels.is_floating_point():
         raise ValueError(
             f"labels must be a vector, got shape {tuple(labels.shape)}: pass labels=labels.squeeze(1), and a forward_fn= "
@@ -64,6 +65,17 @@ def check_labels(labels: Any, n: int) -> Tensor:
             "and a forward_fn= that returns the same."
         )
     return labels
+
+
+def class_numbers(labels: Tensor) -> Tensor:
+    """Labels as `BCEWithLogitsLoss` takes them, 0.0 or 1.0 in `(n,)` or `(n, 1)`, as whole numbers; others as they are."""
+    fits = labels.is_floating_point() and labels.ndim in (1, 2) and labels.shape[1:].numel() == 1
+    return labels.reshape(-1).long() if fits and bool(((labels == 0) | (labels == 1)).all()) else labels
+
+
+def are_mixed(labels: Any) -> bool:
+    """Whether these are the labels `(b, classes)` of mixed examples, as mixup and cutmix make them."""
+    return isinstance(labels, Tensor) and labels.is_floating_point() and labels.ndim == 2 and labels.shape[1] > 1
 
 
 def not_one_class(what: str, labels: Tensor) -> ValueError:

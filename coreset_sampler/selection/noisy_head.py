@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.nn.functional import one_hot
 
 from ..layers import head_name, innermost
+from .forward import of_both_classes
 from .types import Posterior
 from .watching import Hook, remove
 
@@ -46,7 +47,7 @@ class NoisyHead:
             labels: `(b,)`.
             seed: of the noise.
         """
-        (args, named), output = self._input or ((), {}), self._output
+        (args, named), output = self._input or ((), {}), of_both_classes(self._output, logits.shape[1])
         self._input = self._output = None
         if not isinstance(output, Tensor) or output.shape != logits.shape or not torch.equal(output, logits):
             return None
@@ -54,7 +55,8 @@ class NoisyHead:
         mean = torch.zeros(logits.shape, device=logits.device)
         for draw in self._noise.draw(view, self._draws, torch.Generator().manual_seed(seed)):
             own = {name.removeprefix(f"{self._name}."): value for name, value in draw.items()}
-            mean += functional_call(self._head, own, args, dict(named)).float().softmax(1) / self._draws
+            noisy = of_both_classes(functional_call(self._head, own, args, dict(named)), logits.shape[1])
+            mean += noisy.float().softmax(1) / self._draws
         return mean - one_hot(labels.to(logits.device), logits.shape[1])
 
 

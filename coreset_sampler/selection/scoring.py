@@ -16,7 +16,7 @@ from .. import distributed
 from ..layers import check_ready, device_of, innermost, is_sharded, matrix_layers, unwrapped
 from .batch import copied, in_order, moved, regrouped
 from .forward import default_forward, logits_of, precision
-from .labels import WORKER_TIMEOUT, not_one_class
+from .labels import WORKER_TIMEOUT, class_numbers, not_one_class
 from .model_state import COPIED_WHOLE, ModelState, WriteGuard
 from .reentrant import ReentrantError, noticing_checkpoints
 from .scores import ScoreStore
@@ -222,7 +222,7 @@ class ScoringView:
         outputs = self._run_draws(batch, draws)
         self.forward_examples += len(at) * len(draws)
         expected = self.labels[at]
-        found = torch.as_tensor(outputs[0][1]).to("cpu")
+        found = class_numbers(torch.as_tensor(outputs[0][1]).to("cpu"))
         if found.is_floating_point() or found.shape != expected.shape:
             raise not_one_class(f"labels in a batch of {len(at)}", found)
         if not torch.equal(found.long(), expected):
@@ -244,7 +244,7 @@ class ScoringView:
         return gradients.cpu()
 
     def _checked(self, logits: Tensor, at: Tensor) -> Tensor:
-        logits = logits_of(logits).float()
+        logits = logits_of(logits, self.classes).float()
         if len(logits) != len(at):
             raise ValueError(f"the model gave {len(logits)} rows of logits for {len(at)} examples")
         if not bool(torch.isfinite(logits.detach().sum())):  # one pass without a copy; NaN and inf survive a sum

@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler
 from .. import distributed
 from .evidence import Evidence
 from .forward import logits_of
-from .labels import LABEL_KEYS
+from .labels import LABEL_KEYS, are_mixed, class_numbers
 
 
 class Hook:
@@ -133,9 +133,10 @@ class Watch:
             return f"it gives {logits.shape[1]} logits, and labels go up to {self._last_class}"
         self.position, self.largest = at + rows, max(self.largest, rows)
         indices, seen = self.order[at : at + rows], visible_labels(args, named)
-        if seen is not None and seen.is_floating_point() and seen.ndim == 2:
+        if are_mixed(seen):
             return None  # mixed examples: the rows belong to no single one, and are left out
         logits = logits.to(torch.float32, copy=True)  # a loop may write into its own
+        seen = None if seen is None else class_numbers(seen)
         if seen is not None and seen.shape == indices.shape and not seen.is_floating_point():
             if not torch.equal(seen.to("cpu", torch.int64), self.labels[indices]):
                 return "the labels that it was given are not those of the matched examples"

@@ -802,3 +802,10 @@ def test_saved_scores_hold_what_an_audit_reads(trained, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     with pytest.raises(OSError, match="nowhere"):
         trained.save_scores(tmp_path / "nowhere" / "scores.safetensors")
+
+
+def test_a_head_that_is_replaced_in_mid_run_does_not_disturb_the_check():
+    evidence = Evidence(torch.arange(10) % 4)
+    for classes in (4, 6) * 15:
+        logits = torch.randn(8, classes)
+        assert evidence.add(logits, torch.zeros(8, dtype=torch.int64), [torch.ones(8, dtype=torch.int64)] * 2) is None
