@@ -16,6 +16,15 @@ def mixed_seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def check_default_device() -> None:
+    """Refuses a default device on which our own small tensors would not be where our generators are: on the CPU."""
+    if (device := torch.get_default_device()).type != "cpu":
+        raise RuntimeError(
+            f"coreset_sampler, like torch's own samplers, needs the CPU as default device, got {device}. Make the "
+            f'model on its device with "with torch.device({str(device)!r}):" in place of torch.set_default_device.'
+        )
+
+
 @contextmanager
 def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
     """Seeds the generators of the CPU and of these devices; afterwards all are as they were, and no other is touched.

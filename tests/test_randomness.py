@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-from coreset_sampler import fit, load_coreset, recipe_for
+from coreset_sampler import distill, evaluate, fit, load_coreset, recipe_for, teach
 from coreset_sampler.randomness import accelerators, seeded
 from coreset_sampler.selection.testing import check_strategy
 from coreset_sampler.synthetic.distillers.experts import train_experts
@@ -87,3 +88,21 @@ def test_whoever_trains_names_the_device_of_the_model(module, monkeypatch, tmp_p
         train_experts(make, data, tmp_path, experts=1, epochs=1)
     assert {"cpu"} in named
     assert set() not in named
+
+
+def test_another_default_device_is_refused_in_words_by_whatever_learns():
+    coreset = load_coreset("digits/vbpc-1")
+    images, model = (coreset.inputs, torch.arange(10)), nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    calls = (
+        lambda: distill(images, images_per_class=1, steps=1),
+        lambda: teach(images, images_per_class=1),
+        lambda: evaluate(coreset, images, seeds=1),
+        lambda: fit(model, coreset),
+    )
+    torch.set_default_device("meta")
+    try:
+        for call in calls:
+            with pytest.raises(RuntimeError, match="needs the CPU as default device, got meta"):
+                call()
+    finally:
+        torch.set_default_device(None)

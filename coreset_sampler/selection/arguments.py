@@ -63,15 +63,6 @@ def check_model(model: Any, observes: bool) -> nn.Module:
     return model
 
 
-def check_default_device() -> None:
-    """Refuses a default device on which the sampler's own small tensors, and its generators, would not be on the CPU."""
-    if (device := torch.get_default_device()).type != "cpu":
-        raise RuntimeError(
-            f"a sampler, like torch's own, needs the CPU as default device, got {device}. Make the model on its device with "
-            f'"with torch.device({str(device)!r}):" in place of torch.set_default_device.'
-        )
-
-
 def check_weighting(weighting: Weighting, dataset: Dataset[Any]) -> Weighting:
     """The weighting, if there is such a one and the data set can do it."""
     if weighting not in WEIGHTINGS:

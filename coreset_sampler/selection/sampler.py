@@ -10,10 +10,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from .. import distributed
-from ..randomness import ORDER, mixed_seed
+from ..randomness import ORDER, check_default_device, mixed_seed
 from . import strategies
 from .arguments import (
-    check_default_device,
     check_model,
     check_selection_dataset,
     check_weighting,

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ..layers import device_of, devices_of
-from ..randomness import seeded
+from ..randomness import check_default_device, seeded
 from .dataset import SyntheticCoreset
 from .per_image import changed, mixed, one_hot, pasted
 from .targets import Targets, loss_of, targets_as
@@ -80,6 +80,7 @@ def fit(
         >>> train_set, test_set = for_timm(coreset, model, size=32), for_timm(real_images, model, size=32)
         >>> fit(model, train_set, test=test_set).test_accuracy
     """
+    check_default_device()
     recipe, examples = _prepared(model, train_set, recipe)
     generator = torch.Generator().manual_seed(seed)
     with seeded(seed, devices_of(model)), torch.enable_grad():

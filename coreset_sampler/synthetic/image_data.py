@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..randomness import check_default_device
 from .preprocessing import Normalize
 
 
@@ -78,6 +79,7 @@ def open_images(data: Images, *, image_size: int | None = None) -> ImageData:
             stand for both: bytes, or floats in [0, 1], `(n, channels, h, w)` or `(n, h, w)`, and class numbers `(n,)`.
         image_size: scale and crop every image to a square of so many pixels; without it all must have one size already.
     """
+    check_default_device()
     if isinstance(data, ImageData):
         if image_size not in (None, data.image_size):
             raise ValueError(
