@@ -26,7 +26,7 @@ from .checks import (
     kind_of,
     plain,
 )
-from .preprocessing import Preprocessing, from_state
+from .preprocessing import Preprocessing, from_state, packed, unpacked
 from .tiles import unpack
 from .untrusted import printable, reading
 
@@ -213,6 +213,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a `.safetensors` file, whole or not at all."""
         tensors, description = to_tensors(self)
+        tensors["inputs"] = packed(self.stored, self.preprocessing)
         coreset_file.write(path, tensors, description)
 
     @classmethod
@@ -248,7 +249,8 @@ def from_tensors(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) 
     values["class_names"] = values.pop("classes", None)  # the file's word
     values["tiles"] = 1 if values.get("tiles") is None else values["tiles"]
     values["views"] = None if values.get("views") is None else _views(values["views"])
-    return SyntheticCoreset(tensors["inputs"], tensors["targets"], preprocessing=preprocessing, **values)
+    inputs = unpacked(tensors["inputs"], preprocessing)
+    return SyntheticCoreset(inputs, tensors["targets"], preprocessing=preprocessing, **values)
 
 
 def _views(said: Mapping[str, Any]) -> Views:

@@ -482,3 +482,18 @@ class TestWhatIsMadeCanBeSaved:
             SyntheticCoreset(images(100), each, target_kind="soft", preprocessing=Raw())
         with pytest.raises(ValueError, match="soft targets must be probabilities"):
             SyntheticCoreset(images(100), scores.to(dtype), target_kind="soft", preprocessing=Raw())
+
+
+def test_normalised_real_images_are_saved_as_bytes_and_come_back_bit_for_bit(tmp_path):
+    pixels = torch.randint(256, (20, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    normalize = Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616))
+    real = SyntheticCoreset(normalize(pixels.float() / 255), torch.arange(20) % 10, preprocessing=normalize)
+    learned = SyntheticCoreset(real.stored + 1e-4, real.targets, preprocessing=normalize)
+    table = SyntheticCoreset(normalize(torch.rand(3, 2, 2))[:, 0], torch.arange(3), preprocessing=normalize)
+    stored = {}
+    for name, coreset in {"real": real, "learned": learned, "table": table}.items():
+        coreset.save(tmp_path / name)
+        assert SyntheticCoreset.load(tmp_path / name).equal(coreset)
+        stored[name] = safetensors.torch.load_file(tmp_path / name)["inputs"]
+    assert torch.equal(stored["real"], pixels)
+    assert {stored["learned"].dtype, stored["table"].dtype} == {torch.float32}
