@@ -83,10 +83,10 @@ def logits_of(output: Any, classes: int = 0) -> Tensor:
             "per word."
         )
     if logits.shape[1] == 1:
+        known = f", and labels go up to {classes - 1}" if classes else ""
         raise ValueError(
-            f"the model gives one logit per example, enough for two classes, and labels go up to {classes - 1}. Give it a "
-            "logit for each class. If it is a number to predict: this library is for single-label classification, not "
-            "for regression."
+            f"the model gives one logit per example, which can do for two classes only{known}. Give it a logit for each "
+            "class. If it is a number to predict: this library is for single-label classification, not for regression."
         )
     return logits
 

@@ -129,7 +129,7 @@ def test_labels_that_are_not_those_of_the_examples_are_still_noticed():
 
 
 def test_one_logit_for_three_classes_or_for_a_number_is_refused():
-    with pytest.raises(ValueError, match="enough for two classes, and labels go up to 2"):
+    with pytest.raises(ValueError, match="for two classes only, and labels go up to 2"):
         logits_of(torch.zeros(4, 1), 3)
     with pytest.raises(ValueError, match=r"logits of shape \(batch, classes\)"):
         logits_of((torch.zeros(4), torch.zeros(4, 2)), 2)  # a loss for each example
