@@ -28,7 +28,7 @@ class Evidence:
         labels: `(n,)` all labels; predicting their frequencies is to know nothing.
     """
 
-    _waiting: list[tuple[Tensor, Tensor]]
+    _waiting: list[tuple[Tensor, ...]]
     """Batches that were not looked at yet: logits, and the labels matched, before and after."""
     _found: Tensor
     """Of each batch what the labels gain over those before and after, the loss of these, how sure the network is, and what
@@ -57,13 +57,13 @@ class Evidence:
         if self._waiting and self._waiting[0][0].shape[1] != logits.shape[1]:
             self._waiting = []  # a network with another head
         if len(others) == 2:
-            self._waiting.append((logits, torch.stack([labels, *others], 1)))
+            self._waiting.append((logits, labels, *others))
         return self._judge() if len(self._waiting) == _WINDOW else None
 
     def _judge(self) -> str | None:
         """Works out what waits, all at once, since this is run in the loop, and gives the verdict."""
-        logits, labels = (torch.cat([batch.cpu() for batch in part]) for part in zip(*self._waiting, strict=True))
-        sizes = torch.tensor([len(batch) for batch, _ in self._waiting])
+        logits, *columns = (torch.cat([batch.cpu() for batch in part]) for part in zip(*self._waiting, strict=True))
+        labels, sizes = torch.stack(columns, 1), torch.tensor([len(batch) for batch, *_ in self._waiting])
         self._waiting = []
         batch = torch.arange(len(sizes)).repeat_interleave(sizes)
         size, start = sizes[batch], (sizes.cumsum(0) - sizes)[batch]

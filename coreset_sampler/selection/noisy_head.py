@@ -39,6 +39,7 @@ class NoisyHead:
     def _catch(self, _: nn.Module, args: Any, named: Mapping[str, Any], output: Any) -> None:
         self._input, self._output = (args, named), output
 
+    @torch.no_grad()
     def gradients(self, logits: Tensor, labels: Tensor, seed: int) -> Tensor | None:
         """`(b, classes)` mean of `softmax - onehot` over noisy heads; None if the logits are not what the head gave.
 

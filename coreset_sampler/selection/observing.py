@@ -124,7 +124,7 @@ class Observing:
         if watch is None:
             return
         watch.off()
-        epoch, given = self._sampler._epoch, len(watch.order) - watch.begin
+        epoch, given = self._sampler._epoch, watch.rows - watch.begin
         left = given - watch.matched
         explained = max(self._ahead * given, watch.largest) + watch.largest  # read ahead by a loop that was left early
         if watch.matched == 0:
@@ -202,7 +202,7 @@ class Observing:
                 f"observe is given logits, and noise={self._noise[0]!r} of the strategy's posterior needs the head's input: "
                 "leave the calls of observe out, so that the model is watched, or pass Trajectory(noise=None)"
             )
-        if distributed.world()[1] > 1 and not (self.wanted or self.strategy_reads):
+        if not (self.wanted or self.strategy_reads) and distributed.world()[1] > 1:
             raise ValueError("observe in several processes needs watch=True in each, so that they put scores together")
         if not self.explicit:
             self.rely_on_observe()

@@ -26,12 +26,17 @@ class Hook:
     def __init__(self, method: Callable[..., None]) -> None:
         self._method = weakref.WeakMethod(method)
 
-    @_disable_dynamo  # of torch.compiler.disable the part that imports nothing
     def __call__(self, *given: Any) -> None:
         """Hands on what torch gives a hook."""
+        (self._apart if torch.compiler.is_compiling() else self._call)(*given)
+
+    def _call(self, *given: Any) -> None:
         method = self._method()
         if method is not None:
             method(*given)
+
+    # Of torch.compiler.disable the part that imports nothing. In a loop that is not compiled it would be half of the cost.
+    _apart = _disable_dynamo(_call)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes anything, gives None, and is found without this package
@@ -70,11 +75,12 @@ class Watch:
         first: int = 0,
         also_off: Callable[[], object] | None = None,
     ) -> None:
-        self.model, self.labels, self.order, self.position, self.begin = model, labels, order, start, start
+        self.model, self.order, self.position, self.begin = model, order, start, start
+        self.labels, self.rows = labels[order], len(order)
         self.largest, self._last_class = 0, int(labels.max())  # batch so far; label
         self._yielded, self._evidence, self._take, self._mismatch = yielded, evidence, take, mismatch
         self._depth, self._also_off = 0, also_off
-        self._given = Given(loader, len(order) - first)
+        self._given = Given(loader, self.rows - first)
         self._last, self._in_step = first + self._given.all, False  # row; whether the loop has run all it was given
         self._first, self._loop_left = first, self._given.when_left(Hook(self._left))
         handles = [
@@ -104,8 +110,7 @@ class Watch:
             return  # a call within a call, or one that failed
         if not module.training or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return  # evaluation, or a checkpoint that is computed again in backward
-        with torch.no_grad():
-            reason = self._match(output, args, named)
+        reason = self._match(output, args, named)
         if reason is not None:
             self.off()
             self._mismatch(reason)
@@ -125,12 +130,12 @@ class Watch:
             logits = logits_of(output, self._last_class + 1).detach()
         except ValueError:
             return "its output has no logits of shape (batch, classes)"
-        rows, at = len(logits), self.position
-        left = min(len(self.order), self._yielded()) - at
+        (rows, classes), at = logits.shape, self.position
+        left = min(self.rows, self._yielded()) - at
         if not 0 < rows <= left:
             return f"it was given {rows} rows where {left} of the pass's examples were left"
-        if logits.shape[1] <= self._last_class:
-            return f"it gives {logits.shape[1]} logits, and labels go up to {self._last_class}"
+        if classes <= self._last_class:
+            return f"it gives {classes} logits, and labels go up to {self._last_class}"
         self.position, self.largest = at + rows, max(self.largest, rows)
         indices, seen = self.order[at : at + rows], visible_labels(args, named)
         if are_mixed(seen):
@@ -138,18 +143,18 @@ class Watch:
         logits = logits.to(torch.float32, copy=True)  # a loop may write into its own
         seen = None if seen is None else class_numbers(seen)
         if seen is not None and seen.shape == indices.shape and not seen.is_floating_point():
-            if not torch.equal(seen.to("cpu", torch.int64), self.labels[indices]):
+            if not torch.equal(seen.to("cpu", torch.int64), self.labels[at : at + rows]):
                 return "the labels that it was given are not those of the matched examples"
         elif self._evidence.is_wanted():
-            reason = self._evidence.add(logits, self.labels[indices], self._neighbours(at, rows))
+            reason = self._evidence.add(logits, self.labels[at : at + rows], self._neighbours(at, rows))
             if reason is not None:
                 return reason
         return self._take(indices, logits, at)
 
     def _neighbours(self, at: int, rows: int) -> list[Tensor]:
         """The labels of as many examples before and after, where there are as many."""
-        parts = [self.order[max(0, at - rows) : at], self.order[at + rows : at + 2 * rows]]
-        return [self.labels[part] for part in parts if len(part) == rows]
+        parts = [self.labels[max(0, at - rows) : at], self.labels[at + rows : at + 2 * rows]]
+        return [part for part in parts if len(part) == rows]
 
 
 class Given:
