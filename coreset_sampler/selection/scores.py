@@ -158,10 +158,9 @@ class ScoreStore:
         """
         indices, logits = indices.to("cpu", torch.int64), logits.to("cpu", torch.float32)
         extra = None if gradients is None else gradients.to("cpu", torch.float32)
-        good = torch.isfinite(logits).all(1)
-        if extra is not None:
-            good &= torch.isfinite(extra).all(1)
-        if not bool(good.all()):
+        finite = [torch.isfinite(part) for part in (logits, extra) if part is not None]
+        if not all(bool(part.all()) for part in finite):
+            good = torch.cat(finite, 1).all(1)
             self.skipped += int((~good).sum())
             indices, logits, extra = indices[good], logits[good], None if extra is None else extra[good]
         for rows in _visits(indices):
@@ -170,25 +169,26 @@ class ScoreStore:
     def _visit(self, at: Tensor, logits: Tensor, epoch: int, gradient: Tensor | None) -> None:
         """One visit of each example in `at`, all different."""
         labels, seen = self.labels[at], self.counts[at]
-        self._keep_first(at[seen == 0], logits[seen == 0])
+        first = seen == 0
+        if bool(first.any()):
+            self._keep_first(at[first], logits[first])
         rows = torch.arange(len(at))
         log_probability = logits.log_softmax(1)
         probability = log_probability.exp()
-        largest, likeliest = probability.max(1)
         others = logits.index_put((rows, labels), logits.new_tensor(-torch.inf))
-        weight = (seen + 1).float().reciprocal()
-        _to_mean(self.label_probability, at, probability[rows, labels], weight, seen)
-        _to_mean(self.margin, at, logits[rows, labels] - others.amax(1), weight, seen)
-        if gradient is None:
-            gradient = probability
-            gradient[rows, labels] -= 1
+        weight, own = (seen + 1).float().reciprocal(), probability[rows, labels]
+        _to_mean(self.label_probability, at, own, weight, first)
+        _to_mean(self.margin, at, logits[rows, labels] - others.amax(1), weight, first)
         if self.projected:
-            gradient = gradient @ self._projection
-            _to_mean(self._largest, at, largest, weight, seen)
+            largest, likeliest = probability.max(1)
+            _to_mean(self._largest, at, largest, weight, first)
             self._count_vote(at, likeliest.int())
         else:
-            _to_mean(self.log_probabilities, at, log_probability, weight[:, None], seen[:, None])
-        _to_mean(self._gradient, at, gradient, weight[:, None], seen[:, None])
+            _to_mean(self.log_probabilities, at, log_probability, weight[:, None], first[:, None])
+        if gradient is None:
+            gradient = probability.index_put_((rows, labels), own - 1)
+        gradient = gradient @ self._projection if self.projected else gradient
+        _to_mean(self._gradient, at, gradient, weight[:, None], first[:, None])
         self.counts[at] = seen + 1
         self.last_seen[at] = epoch
 
@@ -272,9 +272,9 @@ def _unseen(*shape: int) -> Tensor:
     return torch.full(shape, torch.nan, dtype=torch.float32)
 
 
-def _to_mean(mean: Tensor, at: Tensor, new: Tensor, weight: Tensor, seen: Tensor) -> None:
+def _to_mean(mean: Tensor, at: Tensor, new: Tensor, weight: Tensor, first: Tensor) -> None:
     old = mean[at]
-    mean[at] = torch.where(seen == 0, new, old + (new - old) * weight)
+    mean[at] = torch.where(first, new, old + (new - old) * weight)
 
 
 def _projection(classes: int) -> Tensor:
