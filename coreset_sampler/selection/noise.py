@@ -89,10 +89,11 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
     shares = torch.bincount(labels, minlength=classes).double() / len(labels)
     (clean, _), near = _best_temperature(logits, lambda q: _loglik_clean(q, labels, shares))
     best = NoiseModel(near, torch.eye(classes, dtype=torch.float64), 0.0, competent=True)
-    for fit, parameters, least in ((_fit_background, 1, 0.0), (_fit_matrix, classes * (classes - 1), _LEAST_MORE)):
-        if fit is _fit_matrix and len(labels) < _PER_CLASS * classes:
+    by_label = partial(_fit_matrix, by_label=labels.argsort(stable=True))
+    for fit, parameters, least in ((_fit_background, 1, 0.0), (by_label, classes * (classes - 1), _LEAST_MORE)):
+        if fit is by_label and len(labels) < _PER_CLASS * classes:
             break
-        known = near if fit is _fit_matrix else None
+        known = near if fit is by_label else None
         (noisy, matrix), near = _best_temperature(logits, partial(fit, labels=labels, shares=shares), known)
         gain = (noisy - clean - parameters) / len(labels)
         if gain > best.gain + least and _is_noisy(noisy - clean, parameters):
@@ -196,9 +197,11 @@ def _best_temperature(logits: Tensor, fit: Callable[[Tensor], Fit], near: float 
     Where it is known to be `near` a temperature, the coarse search climbs from there: a few fits in place of all.
     """
 
+    columns = logits.T.contiguous()
+
     @cache
     def at(temperature: float) -> Fit:
-        return fit(_softmax(logits, temperature))
+        return fit((columns / temperature).softmax(0).T.contiguous())
 
     def best(temperatures: Sequence[float]) -> float:
         return max(temperatures, key=lambda temperature: at(temperature)[0])
@@ -214,17 +217,17 @@ def _best_temperature(logits: Tensor, fit: Callable[[Tensor], Fit], near: float 
     return at(found), found
 
 
-def _fit_matrix(q: Tensor, labels: Tensor, shares: Tensor) -> Fit:
-    """One rate for each pair of classes, by expectation-maximisation from 70 % right labels."""
+def _fit_matrix(q: Tensor, labels: Tensor, shares: Tensor, by_label: Tensor) -> Fit:
+    """One rate for each pair of classes, by expectation-maximisation from 70 % right labels; `by_label` sorts these."""
     classes = q.shape[1]
     matrix = torch.full((classes, classes), 0.3 / max(classes - 1, 1), dtype=torch.float64)
     matrix.fill_diagonal_(0.7)
     prior = _PRIOR * torch.eye(classes, dtype=torch.float64) + _FLOOR * shares
-    labelled = q[labels.argsort(stable=True)].split(torch.bincount(labels, minlength=classes).tolist())
+    labelled = q[by_label].split(torch.bincount(labels, minlength=classes).tolist())
     for _ in range(_ROUNDS):  # with the rows of a label together, which takes half of the time
         columns = zip(labelled, matrix.unbind(1), strict=True)
         counts = matrix * torch.stack(
-            [rows.T @ (rows @ column).clamp(min=1e-300).reciprocal() for rows, column in columns], 1
+            [rows.T @ (rows @ column).clamp_(min=1e-300).reciprocal_() for rows, column in columns], 1
         )
         matrix = (counts + prior) / (counts + prior).sum(1, keepdim=True)
     return _loglik(q, labels, matrix), matrix
@@ -235,7 +238,8 @@ def _fit_background(q: Tensor, labels: Tensor, shares: Tensor) -> Fit:
     own, anything = q.gather(1, labels[:, None])[:, 0], shares[labels]
     rate = 0.3
     for _ in range(2 * _ROUNDS):
-        wrong = rate * anything / ((1 - rate) * own + rate * anything)
+        other = rate * anything
+        wrong = other / ((1 - rate) * own + other)
         rate = max(float(wrong.sum()) / (len(labels) + _PRIOR), _FLOOR)
     matrix = (1 - rate) * torch.eye(len(shares), dtype=torch.float64) + rate * shares
     return float(((1 - rate) * own + rate * anything).log().sum()), matrix

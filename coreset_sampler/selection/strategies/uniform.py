@@ -30,6 +30,8 @@ class Place:
         shown first, then 3 and 2 of this pass, whose order is `[3, 2, 0, 1, 4]`: example 0 comes in the next selection.
         """
         order = torch.randperm(n, generator=torch.Generator().manual_seed(self.seed))
+        if not len(self.late):
+            return order
         delayed = torch.isin(order[:size], self.late)
         return torch.cat([order[:size][~delayed], order[:size][delayed], order[size:]])
 
