@@ -35,7 +35,7 @@ class Hook:
         if method is not None:
             method(*given)
 
-    # Of torch.compiler.disable the part that imports nothing. In a loop that is not compiled it would be half of the cost.
+    # Of torch.compiler.disable the part that imports nothing. Where nothing is compiled it would be two fifths of the cost.
     _apart = _disable_dynamo(_call)
 
     def __reduce__(self) -> tuple[Any, ...]:
