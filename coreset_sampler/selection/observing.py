@@ -64,7 +64,7 @@ class Observing:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, also in another process, has the scores and does not watch: its next pass is another one."""
-        return self.__dict__ | {"_watch": None, "_head": None}
+        return self.__dict__ | {"_watch": None, "_head": None, "_evidence": None}
 
     @property
     def strategy_reads(self) -> bool:
@@ -180,7 +180,7 @@ class Observing:
     def _stop(self) -> None:
         if self._watch is not None:
             self._watch.off()
-        self._watch, self._pending, self._bytes, self._mixed_in = None, [], 0, False
+        self._watch, self._evidence, self._pending, self._bytes, self._mixed_in = None, None, [], 0, False
 
     def rely_on_observe(self) -> None:
         """An adapter knows which rows are which, and calls `observe`."""
@@ -297,4 +297,4 @@ class Observing:
         self._stop()
         self.store, self.off, self.explicit = store, state["off"], state["explicit"]
         self._given_out, self._resume = state["given_out"], (state["epoch"], 0 if position else state["matched"])
-        self._evidence, self._empty_passes = None, 0
+        self._empty_passes = 0
