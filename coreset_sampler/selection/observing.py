@@ -12,6 +12,7 @@ from .. import distributed
 from ..randomness import HEAD, mixed_seed
 from .arguments import check_observed
 from .evidence import Evidence
+from .forward import remark_on
 from .noisy_head import NoisyHead, noise_of
 from .observed import Batch, joined
 from .scores import ScoreStore
@@ -165,6 +166,7 @@ class Observing:
         for indices, logits, epoch, gradients in joined(batches):
             if self.store is None:
                 self.store = ScoreStore(self._sampler.read_labels(), logits.shape[1])
+            self._sampler._warn_once(remark_on(logits, self.store.labels[indices]))
             self.store.observe(indices, logits, epoch, gradients)
 
     def _switch_off(self, reason: str) -> None:
@@ -232,7 +234,6 @@ class Observing:
         for _, _, batches in parts:
             self._add([] if off and not self.explicit else batches)
         self._pending, self._bytes, self._mixed_in = [], 0, self._watch is not None
-        return None
 
     def fill(self, view: ScoringView) -> ScoreStore | None:
         """What the strategy is given as `view.scores`; runs a scoring pass over everything where nobody watches."""
@@ -258,9 +259,8 @@ class Observing:
     def stats(self) -> dict[str, float]:
         """Figures for `CoresetSampler.stats`."""
         self._settle()
-        if self.store is None:
-            return {}
-        return {"coverage": self.store.coverage, "score_age": self.store.age(self._sampler.epoch)}
+        store = self.store
+        return {} if store is None else {"coverage": store.coverage, "score_age": store.age(self._sampler.epoch)}
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from. Of several processes only what they have put together already."""
