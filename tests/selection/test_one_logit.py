@@ -34,7 +34,7 @@ def odd_digits(wrong=0.0):
     return torch.tensor(x / 16).float(), torch.where(flip, 1 - y, y), flip
 
 
-def train(sampler, model, data, epochs, observe=False):
+def train(sampler, model, data, epochs, observe=False, loss_of=binary_cross_entropy_with_logits):
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(epochs):
         for x, y, *index in DataLoader(data, 30, sampler=sampler):
@@ -43,7 +43,7 @@ def train(sampler, model, data, epochs, observe=False):
                 sampler.observe(index[0], output)
             logit = output[:, 1] if output.shape[1:] == (2,) else output.flatten()
             optimizer.zero_grad()
-            binary_cross_entropy_with_logits(logit, y.flatten().float()).backward()
+            loss_of(logit, y.flatten().float()).backward()
             optimizer.step()
     return sampler
 
@@ -163,13 +163,8 @@ def test_probabilities_in_place_of_the_logit_are_told(wrong):
     x, y, _ = odd_digits(wrong)
     model, data = WithSigmoid("(b, 1)").train(), TensorDataset(x, y[:, None].float())
     sampler = CoresetSampler(data, model, fraction=1.0, progress=False)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.warns(UserWarning, match="is a probability, as after a sigmoid.*BCEWithLogitsLoss"):
-        for _ in range(4):
-            for inputs, targets in DataLoader(data, 30, sampler=sampler):
-                optimizer.zero_grad()
-                binary_cross_entropy(model(inputs), targets).backward()
-                optimizer.step()
+        train(sampler, model, data, 4, loss_of=binary_cross_entropy)
 
 
 class WithFeatures(Odd):
