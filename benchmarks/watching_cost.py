@@ -75,11 +75,12 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="folder or hub id of CIFAR-10 for datasets.load_dataset")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[32, 128], help="default: %(default)s")
     parser.add_argument("--passes", type=float, default=10, help="over the images (default: %(default)s)")
-    parser.add_argument("--strategy", nargs="+", default=CONTESTANTS, help="default: %(default)s")
+    parser.add_argument("--strategy", nargs="+", default=CONTESTANTS, choices=CONTESTANTS, help="default: all")
     parser.add_argument("--rounds", type=int, default=10, help="default: %(default)s")
     parser.add_argument("--images", type=int, default=10_000, help="default: %(default)s")
     parser.add_argument("--results", type=Path, default=Path("runs/watching_cost.jsonl"), help="default: %(default)s")
     args = parser.parse_args()
+    names = list(dict.fromkeys([CONTESTANTS[0], *args.strategy]))  # the first is what all are compared with
     torch.set_num_threads(1)
     pixels, clean = load(args.data, "train", "RGB")
     labels = inject_label_noise(clean[: args.images], 0.5, seed=0)
@@ -88,8 +89,8 @@ def main() -> None:
     for batch_size in args.batch_size:
         rows: list[Row] = []
         for seed in range(args.rounds):
-            first = seed % len(args.strategy)  # each is the first in some round
-            order = [*args.strategy[first:], *args.strategy[:first]]
+            first = seed % len(names)  # each is the first in some round
+            order = [*names[first:], *names[:first]]
             found = {name: train(name, images, labels, batch_size, args.passes, seed) for name in order}
             for name, (seconds, share) in found.items():
                 throughput = found["without us"][0] / seconds
@@ -104,7 +105,7 @@ def main() -> None:
                 rows.append(row | origin())
                 with args.results.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
-        for name in args.strategy:
+        for name in names:
             mine = [row for row in rows if row["strategy"] == name]
             ratio, share = (statistics.median(row[key] for row in mine) for key in ("throughput", "share"))
             print(f"batch {batch_size}, {name}: throughput {ratio:.3f}, selection {share:.1%} of the time", flush=True)

@@ -20,8 +20,8 @@ def check_default_device() -> None:
     """Refuses a default device on which our own small tensors would not be where our generators are: on the CPU."""
     if (device := torch.get_default_device()).type != "cpu":
         raise RuntimeError(
-            f"coreset_sampler, like torch's own samplers, needs the CPU as default device, got {device}. Make the "
-            f'model on its device with "with torch.device({str(device)!r}):" in place of torch.set_default_device.'
+            f"coreset_sampler, like torch's own samplers, needs the CPU as default device, got {device}. In place of "
+            f'torch.set_default_device make the model, and nothing else, inside "with torch.device({str(device)!r}):".'
         )
 
 

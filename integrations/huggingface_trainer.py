@@ -16,6 +16,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..selection.batch_watch import BatchWatch
 from ..selection.forward import logits_of
+from ..selection.labels import class_numbers
 from ..selection.sampler import CoresetSampler
 from ..selection.watching import watched_module
 from ..selection.weighted import WeightedDataset
@@ -167,8 +168,10 @@ class CoresetTrainerMixin(_Trainer):
         )
 
     def _weighted_loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        logits, smoothing = logits_of(outputs), self.args.label_smoothing_factor
-        losses = functional.cross_entropy(logits, labels.view(-1), reduction="none", label_smoothing=smoothing)
+        sampler, smoothing = self._latest_sampler, self.args.label_smoothing_factor
+        logits = logits_of(outputs, 0 if sampler is None else int(sampler.read_labels().max()) + 1)
+        classes = class_numbers(labels).view(-1)
+        losses = functional.cross_entropy(logits, classes, reduction="none", label_smoothing=smoothing)
         self._weighed = True
         if self._batch_weight is not None:
             losses = losses * self._batch_weight.to(losses)

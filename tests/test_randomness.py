@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from coreset_sampler import distill, evaluate, fit, load_coreset, recipe_for, teach
+from coreset_sampler import distill, evaluate, fit, label_views, load_coreset, recipe_for, teach
 from coreset_sampler.randomness import accelerators, seeded
 from coreset_sampler.selection.testing import check_strategy
 from coreset_sampler.synthetic.distillers.experts import train_experts
@@ -90,7 +90,7 @@ def test_whoever_trains_names_the_device_of_the_model(module, monkeypatch, tmp_p
     assert set() not in named
 
 
-def test_another_default_device_is_refused_in_words_by_whatever_learns():
+def test_another_default_device_is_refused_in_words_by_whatever_learns(tmp_path):
     coreset = load_coreset("digits/vbpc-1")
     images, model = (coreset.inputs, torch.arange(10)), nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     calls = (
@@ -98,6 +98,8 @@ def test_another_default_device_is_refused_in_words_by_whatever_learns():
         lambda: teach(images, images_per_class=1),
         lambda: evaluate(coreset, images, seeds=1),
         lambda: fit(model, coreset),
+        lambda: label_views(coreset, model),
+        lambda: train_experts(lambda: model, RealData(*images), tmp_path),
     )
     torch.set_default_device("meta")
     try:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 _ONCE_CONFIRMED = 8  # batches, of which one is looked at
 _WINDOW = 20  # batches that are judged together
+_MOST_WAITING = 2**24  # bytes of logits that wait to be worked out together
 _MOST_WINDOWS = 3  # that are undecided, after which the evidence is collected anew
 _CLEARLY = 3.0, -4.0  # standard errors: of a match, of a mismatch
 _SURE = 0.5  # nats that a network which knows its classes should gain from the right labels; a fresh one is below that
@@ -54,14 +55,19 @@ class Evidence:
             labels: `(b,)` matched.
             others: `(b,)` each, of the batches before and after.
         """
+        if len(others) < 2:
+            return None
         if self._waiting and self._waiting[0][0].shape[1] != logits.shape[1]:
-            self._waiting = []  # a network with another head
-        if len(others) == 2:
-            self._waiting.append((logits, labels, *others))
-        return self._judge() if len(self._waiting) == _WINDOW else None
+            self._work_out()  # a network with another head
+        self._waiting.append((logits, labels, *others))
+        held = sum(batch.nbytes for batch, *_ in self._waiting)
+        if held < _MOST_WAITING and len(self._waiting) + len(self._found) % _WINDOW < _WINDOW:
+            return None
+        self._work_out()
+        return self._verdict() if len(self._found) and len(self._found) % _WINDOW == 0 else None
 
-    def _judge(self) -> str | None:
-        """Works out what waits, all at once, since this is run in the loop, and gives the verdict."""
+    def _work_out(self) -> None:
+        """Finds the figures of what waits, all at once, since this is run in the loop."""
         logits, *columns = (torch.cat([batch.cpu() for batch in part]) for part in zip(*self._waiting, strict=True))
         labels, sizes = torch.stack(columns, 1), torch.tensor([len(batch) for batch, *_ in self._waiting])
         self._waiting = []
@@ -69,7 +75,7 @@ class Evidence:
         size, start = sizes[batch], (sizes.cumsum(0) - sizes)[batch]
 
         def mean(rows: Tensor) -> Tensor:
-            return torch.zeros(len(sizes), rows.shape[1]).index_add_(0, batch, rows / size[:, None])
+            return rows.new_zeros(len(sizes), rows.shape[1]).index_add_(0, batch, rows / size[:, None])
 
         place = torch.arange(len(batch)) - start
         partner = torch.stack([size - 1 - place, (place - 1) % size], 1)  # in mixup and cutmix: timm's, torchvision's
@@ -83,7 +89,6 @@ class Evidence:
         ]
         found = torch.cat([*map(mean, figures), mean(partners) / mean(other.float()).clamp(min=1e-9)], 1)
         self._found = torch.cat([self._found, found[found.isfinite().all(1)].double()])
-        return self._verdict() if len(self._found) >= _WINDOW else None
 
     def _verdict(self) -> str | None:
         gains, shifted, expected, partners = self._found.split([2, 2, 1, 2], 1)

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
-from .labels import LABEL_KEYS, label_of
+from .labels import LABEL_KEYS, class_numbers, label_of
 
 
 def default_forward(model: nn.Module, batch: Any, *, classes: int = 0) -> tuple[Tensor, Tensor]:
@@ -29,7 +30,8 @@ def default_forward(model: nn.Module, batch: Any, *, classes: int = 0) -> tuple[
             ) from error
         output = model(**named)
     else:
-        if len(batch) > 2 and isinstance(labels, Tensor) and (labels.is_floating_point() or labels.ndim != 1):
+        found = class_numbers(labels) if isinstance(labels, Tensor) else None
+        if len(batch) > 2 and found is not None and (found.is_floating_point() or found.ndim != 1):
             raise ValueError(
                 f"of a batch's {len(batch)} fields the first is taken for the inputs, the second for the labels, which has "
                 f"shape {tuple(labels.shape)} of {labels.dtype}: not one class per example. Pass labels= and forward_fn= to "
@@ -56,7 +58,7 @@ def logits_of(output: Any, classes: int = 0) -> Tensor:
     """The logits in a model's output: the tensor itself, `.logits`, `["logits"]`, or the first of a tuple after the loss.
 
     Not the first where it is wider than another with columns enough for the `classes`: then it is the head's input. One
-    number an example is the logit of class 1, where there are two `classes`.
+    number an example is the logit of class 1, where there are two `classes`, so one column is enough for these.
     """
     logits = getattr(output, "logits", output)
     if isinstance(logits, Mapping):
@@ -64,10 +66,10 @@ def logits_of(output: Any, classes: int = 0) -> Tensor:
     given = logits
     if isinstance(logits, (tuple, list)):
         logits = [part for part in logits if not isinstance(part, Tensor) or part.ndim] or [output]
-        widths = [part.shape[1] for part in logits if isinstance(part, Tensor) and part.ndim == 2]
+        widths = [part.shape[1:].numel() for part in logits if isinstance(part, Tensor) and part.ndim in (1, 2)]
         logits = logits[0]
         wide = classes and isinstance(logits, Tensor) and logits.ndim == 2
-        if wide and any(classes <= width < logits.shape[1] for width in widths):
+        if wide and any(classes <= max(2, width) < logits.shape[1] for width in widths):
             raise ValueError(
                 f"the model gives tensors of {', '.join(map(str, widths))} columns. Of a tuple the first is taken for the "
                 f"logits of {classes} classes, and here it does not look like that. Return the logits first, or pass a "
@@ -89,6 +91,25 @@ def logits_of(output: Any, classes: int = 0) -> Tensor:
             "class. If it is a number to predict: this library is for single-label classification, not for regression."
         )
     return logits
+
+
+def remark_on(logits: Tensor, labels: Tensor) -> str | None:
+    """What to say of `(b, 2)` logits made of one number each, if these are probabilities: labels fit them better so."""
+    if logits.shape[1] != 2 or len(logits) < 100 or bool(logits[:, 0].any()):
+        return None
+    one, labels = logits[:, 1].cpu(), labels.float()
+    if not (0 <= float(one.min()) < 0.2 and 0.8 < float(one.max()) <= 1):
+        return None
+    fit = -binary_cross_entropy(one.clamp(1e-3, 1 - 1e-3), labels, reduction="none")
+    gain = fit + binary_cross_entropy_with_logits(one, labels, reduction="none")
+    chance = -float(torch.special.entr(torch.stack([labels.mean(), 1 - labels.mean()])).sum())
+    if gain.mean() < 4 * gain.std() / len(gain) ** 0.5 or fit.mean() < chance:
+        return None
+    return (
+        "the model's one output per example is a probability, as after a sigmoid, and was read as the logit of class 1: the "
+        "scores are off. Return the logit and train with BCEWithLogitsLoss, or call sampler.observe(index, "
+        "torch.logit(output, 1e-6))."
+    )
 
 
 def of_both_classes(logits: Any, classes: int) -> Any:

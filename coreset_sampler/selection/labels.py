@@ -53,10 +53,12 @@ def check_labels(labels: Any, n: int) -> Tensor:
     labels = labels.to("cpu", torch.int64, copy=True)  # whoever corrects labels in mid-run writes into his own
     if n and int(labels.min()) < 0:
         where = int((labels < 0).nonzero()[0])
-        raise ValueError(
-            f"labels must be 0 or more, got {int(labels[where])} at example {where}. Leave unlabelled examples out, for "
-            "instance with torch.utils.data.Subset."
-        )
+        way_out = "Leave unlabelled examples out, for instance with torch.utils.data.Subset."
+        if bool((labels.abs() == 1).all()):
+            way_out = (
+                "Two classes are 0 and 1: pass labels=(labels > 0).long() and a forward_fn= that returns the same."
+            )
+        raise ValueError(f"labels must be 0 or more, got {int(labels[where])} at example {where}. {way_out}")
     if n and int(labels.max()) >= (limit := max(_FEW_CLASSES, _CLASSES_AN_EXAMPLE * n)):
         where = int(labels.argmax())
         raise ValueError(
@@ -80,8 +82,13 @@ def are_mixed(labels: Any) -> bool:
 
 def not_one_class(what: str, labels: Tensor) -> ValueError:
     """An error for labels that are not one class per example, by what they look like."""
-    if labels.ndim == 1:
-        looks = "numbers to predict (regression). If they are class numbers, pass labels=labels.long()"
+    if labels.is_floating_point() and labels.shape[1:].numel() == 1:
+        looks = "numbers to predict (regression). If they are class numbers, pass labels=labels.flatten().long()"
+        if bool(((labels >= 0) & (labels <= 1)).all()):
+            looks = (
+                "numbers to predict (regression), or probabilities of class 1. Of these pass "
+                "labels=(labels.flatten() > 0.5).long() and a forward_fn= that returns the same"
+            )
     elif labels.ndim > 2:
         looks = "maps of labels (segmentation) or no labels at all"
     elif labels.is_floating_point():

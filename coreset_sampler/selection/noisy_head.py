@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn.functional import one_hot
 
 from ..layers import head_name, innermost
-from .forward import of_both_classes
+from .forward import of_both_classes, precision
 from .types import Posterior
 from .watching import Hook, remove
 
@@ -33,11 +33,14 @@ class NoisyHead:
         self._head = model.get_submodule(self._name)
         self._input: Any = None
         self._output: Any = None
+        self._dtype: torch.dtype | None = None  # of autocast, which may be on inside the model only
         handle = self._head.register_forward_hook(Hook(self._catch), with_kwargs=True)
         self.off = weakref.finalize(self, remove, [handle])
 
     def _catch(self, _: nn.Module, args: Any, named: Mapping[str, Any], output: Any) -> None:
         self._input, self._output = (args, named), output
+        kind = output.device.type if isinstance(output, Tensor) else "cpu"
+        self._dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     @torch.no_grad()
     def gradients(self, logits: Tensor, labels: Tensor, seed: int) -> Tensor | None:
@@ -56,7 +59,8 @@ class NoisyHead:
         mean = torch.zeros(logits.shape, device=logits.device)
         for draw in self._noise.draw(view, self._draws, torch.Generator().manual_seed(seed)):
             own = {name.removeprefix(f"{self._name}."): value for name, value in draw.items()}
-            noisy = of_both_classes(functional_call(self._head, own, args, dict(named)), logits.shape[1])
+            with precision(self._dtype, logits.device):
+                noisy = of_both_classes(functional_call(self._head, own, args, dict(named)), logits.shape[1])
             mean += noisy.float().softmax(1) / self._draws
         return mean - one_hot(labels.to(logits.device), logits.shape[1])
 

@@ -12,6 +12,7 @@ from .. import distributed
 from ..randomness import HEAD, mixed_seed
 from .arguments import check_observed
 from .evidence import Evidence
+from .forward import remark_on
 from .noisy_head import NoisyHead, noise_of
 from .observed import Batch, joined
 from .scores import ScoreStore
@@ -64,7 +65,7 @@ class Observing:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, also in another process, has the scores and does not watch: its next pass is another one."""
-        return self.__dict__ | {"_watch": None, "_head": None}
+        return self.__dict__ | {"_watch": None, "_head": None, "_evidence": None}
 
     @property
     def strategy_reads(self) -> bool:
@@ -165,6 +166,7 @@ class Observing:
         for indices, logits, epoch, gradients in joined(batches):
             if self.store is None:
                 self.store = ScoreStore(self._sampler.read_labels(), logits.shape[1])
+            self._sampler._warn_once(remark_on(logits, self.store.labels[indices]))
             self.store.observe(indices, logits, epoch, gradients)
 
     def _switch_off(self, reason: str) -> None:
@@ -180,7 +182,7 @@ class Observing:
     def _stop(self) -> None:
         if self._watch is not None:
             self._watch.off()
-        self._watch, self._pending, self._bytes, self._mixed_in = None, [], 0, False
+        self._watch, self._evidence, self._pending, self._bytes, self._mixed_in = None, None, [], 0, False
 
     def rely_on_observe(self) -> None:
         """An adapter knows which rows are which, and calls `observe`."""
@@ -232,7 +234,6 @@ class Observing:
         for _, _, batches in parts:
             self._add([] if off and not self.explicit else batches)
         self._pending, self._bytes, self._mixed_in = [], 0, self._watch is not None
-        return None
 
     def fill(self, view: ScoringView) -> ScoreStore | None:
         """What the strategy is given as `view.scores`; runs a scoring pass over everything where nobody watches."""
@@ -258,9 +259,8 @@ class Observing:
     def stats(self) -> dict[str, float]:
         """Figures for `CoresetSampler.stats`."""
         self._settle()
-        if self.store is None:
-            return {}
-        return {"coverage": self.store.coverage, "score_age": self.store.age(self._sampler.epoch)}
+        store = self.store
+        return {} if store is None else {"coverage": store.coverage, "score_age": store.age(self._sampler.epoch)}
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from. Of several processes only what they have put together already."""
@@ -297,4 +297,4 @@ class Observing:
         self._stop()
         self.store, self.off, self.explicit = store, state["off"], state["explicit"]
         self._given_out, self._resume = state["given_out"], (state["epoch"], 0 if position else state["matched"])
-        self._evidence, self._empty_passes = None, 0
+        self._empty_passes = 0

@@ -213,7 +213,7 @@ class SyntheticCoreset(Dataset[tuple[Tensor, Tensor]]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a `.safetensors` file, whole or not at all."""
         tensors, description = to_tensors(self)
-        tensors["inputs"] = packed(self.stored, self.preprocessing)
+        tensors["inputs"] = packed(self.stored.cpu(), self.preprocessing)
         coreset_file.write(path, tensors, description)
 
     @classmethod

@@ -11,6 +11,7 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from .untrusted import LIMITS, CoresetFileError, check_kind, parse_json, reading
@@ -18,11 +19,13 @@ from .untrusted import LIMITS, CoresetFileError, check_kind, parse_json, reading
 __all__ = ["FORMAT", "VERSION", "CoresetFileError", "read", "version_for", "write"]
 
 FORMAT = "coreset_sampler"
-VERSION = 3
+VERSION = 4
 
 
-def version_for(description: Mapping[str, Any]) -> int:
-    """The oldest version of the format that can say this: 2 with tiles, 3 with views."""
+def version_for(description: Mapping[str, Any], inputs: Tensor | None = None) -> int:
+    """The oldest version of the format that can say this: 2 with tiles, 3 with views, 4 with normalised images as bytes."""
+    if inputs is not None and inputs.dtype == torch.uint8 and description["preprocessing"]["kind"] == "normalize":
+        return 4
     if description.get("views") is not None:
         return 3
     return 1 if description.get("tiles", 1) == 1 else 2
@@ -33,7 +36,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], descripti
     path = Path(path)
     metadata = {
         "format": FORMAT,
-        "version": str(version_for(description)),
+        "version": str(version_for(description, tensors.get("inputs"))),
         "coreset": json.dumps(description, allow_nan=False),
     }
     if len(metadata["coreset"]) > LIMITS.header_bytes // 2:

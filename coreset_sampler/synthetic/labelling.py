@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers import back_through_train
+from ..randomness import check_default_device
 from .checks import check_views
 from .dataset import SyntheticCoreset
 from .fitting import as_taken_by, logits_of
@@ -40,6 +41,7 @@ def label_views(
         >>> taught = label_views(coreset, teacher, views=64)
         >>> fit(new_network, taught)
     """
+    check_default_device()
     check_temperature(temperature)
     if coreset.tiles > 1:
         raise ValueError(f"coreset must have one example per image, got {coreset.size}; pass the images it was made of")

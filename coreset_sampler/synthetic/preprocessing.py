@@ -246,8 +246,11 @@ def packed(inputs: Tensor, preprocessing: Preprocessing) -> Tensor:
     """The bytes that normalised images were, a quarter of the size, if they come back from these bit for bit."""
     if not isinstance(preprocessing, Normalize) or inputs.dtype != torch.float32 or inputs.ndim < 4:
         return inputs
+    if inputs.shape[-3] != len(preprocessing.mean):
+        return inputs  # no images of these channels
     pixels = (preprocessing.invert(inputs) * 255).round().clamp(0, 255).to(torch.uint8)
-    return pixels if torch.equal(unpacked(pixels, preprocessing), inputs) else inputs
+    again = unpacked(pixels, preprocessing)
+    return pixels if torch.equal(again.view(torch.int32), inputs.view(torch.int32)) else inputs  # -0.0 is not 0.0
 
 
 def unpacked(inputs: Tensor, preprocessing: Preprocessing) -> Tensor:

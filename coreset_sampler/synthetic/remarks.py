@@ -68,6 +68,8 @@ def accuracy_range(measured: Mapping[str, Any]) -> str:
     `measured` is an index entry's `accuracy`; under `networks` it has what `Results.per_network` gives.
     """
     networks = measured.get("networks")
+    if not measured:
+        return "not measured"
     if not networks:
         return f"{measured['mean']:.1%} ± {measured['std']:.1%} (n={measured['n']}), ConvNet only"
     own = [each["the coreset"]["mean"] for each in networks.values()]

@@ -308,3 +308,32 @@ def test_a_callback_alone_would_leave_the_loader_at_the_whole_set(tmp_path):
     trainer = trainer_of(tmp_path)
     assert isinstance(trainer.get_train_dataloader(), DataLoader)
     assert len(trainer.get_train_dataloader()) == 8
+
+
+class OddNet(nn.Module):
+    """Odd digits against even ones, by one logit or by two."""
+
+    def __init__(self, logits):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.logits = nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), logits
+
+    def forward(self, pixel_values, labels=None):
+        one = self.net(pixel_values)
+        return {"logits": one if self.logits == 1 else torch.cat([torch.zeros_like(one), one], 1)}
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_weights_go_with_one_logit_for_two_classes_and_labels_that_are_floats(tmp_path, shape):
+    images = [digits()[index] for index in range(200)]
+
+    def trained(logits, labels):
+        data = [{"pixel_values": image, "labels": label} for (image, _), label in zip(images, labels, strict=True)]
+        args = arguments(tmp_path, num_train_epochs=1, save_strategy="no", learning_rate=0.1)
+        coreset = dict(size=16, strategy=lopsided, weighting="loss", seed=0)
+        trainer = CoresetTrainer(model=OddNet(logits), args=args, train_dataset=data, coreset=coreset)
+        trainer.train()
+        return trainer.model.net[1].weight
+
+    odd = torch.tensor([int(label) % 2 for _, label in images])
+    assert torch.allclose(trained(1, odd.float().reshape(-1, *shape)), trained(2, odd), atol=1e-5)

@@ -127,6 +127,8 @@ def test_settings_are_checked_when_the_sampler_is_made(settings, message):
         (lambda: CoresetSampler(digits(), conv_net(), size=5, weighting="loss", strategy="stable"), "WeightedDataset"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=strategies.Stable), "with parentheses"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, sise=5, strategy="stable"), "sise"),
+        (lambda: strategies.Stable(posterior="head"), r"posterior must be .*PointMass\(\).*got 'head'"),
+        (lambda: strategies.LabelConfidence(posterior=PointMass), r"posterior must be .*got <class"),
         (
             lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=lambda v, s, g: [1]).select(),
             "Coreset",

@@ -809,3 +809,59 @@ def test_a_head_that_is_replaced_in_mid_run_does_not_disturb_the_check():
     for classes in (4, 6) * 15:
         logits = torch.randn(8, classes)
         assert evidence.add(logits, torch.zeros(8, dtype=torch.int64), [torch.ones(8, dtype=torch.int64)] * 2) is None
+
+
+def fitting(batch, labels, classes=4, signal=3.0):
+    """Logits of a network that fits these labels."""
+    logits = torch.randn(len(labels), classes, generator=torch.Generator().manual_seed(batch))
+    logits[torch.arange(len(labels)), labels] += signal
+    return logits
+
+
+def first_verdict(evidence, logits_of=fitting, rows=32, most=100):
+    """At which batch, from 1, rows that fit the labels of the batch before are noticed."""
+    generator = torch.Generator().manual_seed(0)
+    for batch in range(1, most + 1):
+        labels, *others = torch.randint(4, (3, rows), generator=generator)
+        if evidence.add(logits_of(batch, others[0]), labels, others) is not None:
+            return batch
+    return None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rows_are_judged_whatever_the_default_dtype_is(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        verdict = first_verdict(Evidence(torch.arange(4)), lambda batch, labels: fitting(batch, labels).float())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert verdict == 20
+
+
+def test_batches_with_nan_do_not_put_the_verdict_off_by_more_than_themselves():
+    def damaged(batch, labels):
+        return fitting(batch, labels) * (torch.nan if batch in (3, 9) else 1)
+
+    assert first_verdict(Evidence(torch.arange(4)), damaged) == 22
+
+
+def test_large_logits_wait_up_to_a_limit_and_the_verdict_is_as_early(monkeypatch):
+    monkeypatch.setattr("coreset_sampler.selection.evidence._MOST_WAITING", 3 * 32 * 4 * 4)
+    evidence, held = Evidence(torch.arange(4)), []
+
+    def noted(batch, labels):
+        held.append(len(evidence._waiting))
+        return fitting(batch, labels)
+
+    assert first_verdict(evidence, noted) == 20
+    assert max(held) == 2
+
+
+def test_no_logits_are_held_once_watching_is_off_or_in_a_copy():
+    model = net()
+    sampler = sampler_of(model, size=N)
+    loop(sampler, model, epochs=1)
+    assert sampler._observing._evidence._waiting
+    assert copy.deepcopy(sampler)._observing._evidence is None
+    sampler.observe([0], torch.zeros(1, 10))  # from now on the loop does it itself
+    assert sampler._observing._evidence is None

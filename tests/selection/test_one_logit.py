@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, TensorDataset
 
 from coreset_sampler import CoresetSampler, IndexedDataset, PointMass, SphericalGaussian, Trajectory, strategies
@@ -34,7 +34,7 @@ def odd_digits(wrong=0.0):
     return torch.tensor(x / 16).float(), torch.where(flip, 1 - y, y), flip
 
 
-def train(sampler, model, data, epochs, observe=False):
+def train(sampler, model, data, epochs, observe=False, loss_of=binary_cross_entropy_with_logits):
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(epochs):
         for x, y, *index in DataLoader(data, 30, sampler=sampler):
@@ -43,7 +43,7 @@ def train(sampler, model, data, epochs, observe=False):
                 sampler.observe(index[0], output)
             logit = output[:, 1] if output.shape[1:] == (2,) else output.flatten()
             optimizer.zero_grad()
-            binary_cross_entropy_with_logits(logit, y.flatten().float()).backward()
+            loss_of(logit, y.flatten().float()).backward()
             optimizer.step()
     return sampler
 
@@ -149,3 +149,86 @@ def test_only_single_columns_for_two_classes_are_widened():
     torch.testing.assert_close(of_both_classes(z, 2).softmax(1)[:, 1], z[:, 0].sigmoid())
     for others, classes in ((z, 3), (torch.zeros(4, 2), 2), (torch.zeros(4, 1, 1, 3), 2), ("logits", 2)):
         assert of_both_classes(others, classes) is others
+
+
+class WithSigmoid(Odd):
+    """Gives probabilities, for BCELoss."""
+
+    def forward(self, x):
+        return super().forward(x).sigmoid()
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.3])
+def test_probabilities_in_place_of_the_logit_are_told(wrong):
+    x, y, _ = odd_digits(wrong)
+    model, data = WithSigmoid("(b, 1)").train(), TensorDataset(x, y[:, None].float())
+    sampler = CoresetSampler(data, model, fraction=1.0, progress=False)
+    with pytest.warns(UserWarning, match="is a probability, as after a sigmoid.*BCEWithLogitsLoss"):
+        train(sampler, model, data, 4, loss_of=binary_cross_entropy)
+
+
+class WithFeatures(Odd):
+    """Gives what its head receives, and the logit."""
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return hidden, self.shape(self.head(hidden))
+
+
+@pytest.mark.parametrize("shape", ["(b, 1)", "(b,)"])
+def test_features_before_the_logit_are_not_taken_for_logits(shape):
+    x, y, _ = odd_digits()
+    data, model = TensorDataset(x, y.float()), WithFeatures(shape)
+    with pytest.raises(ValueError, match="tensors of 64, 1 columns"):
+        CoresetSampler(data, model, size=20, strategy="stable", progress=False).select()
+    sampler = CoresetSampler(data, model.train(), fraction=1.0, progress=False)
+    inputs, _ = next(iter(DataLoader(data, 30, sampler=sampler)))
+    with pytest.warns(UserWarning, match="cannot be watched"):
+        model(inputs)
+    assert logits_of((torch.zeros(4, 2), torch.zeros(4)), 2).shape == (4, 2)  # a loss per example after the logits
+
+
+@pytest.mark.parametrize("labels", [lambda y: y.float(), lambda y: y.float()[:, None]])
+def test_floats_may_be_the_second_of_three_fields(labels):
+    x, y, _ = odd_digits()
+    chosen = [
+        CoresetSampler(data, Odd("(b, 1)"), size=100, strategy="crest", progress=False).select().indices.tolist()
+        for data in (TensorDataset(x, y), TensorDataset(x, labels(y), torch.arange(len(x))))
+    ]
+    assert chosen[0] == chosen[1]
+
+
+class InsideAutocast(Odd):
+    """Switches autocast on itself, as models that accelerate has prepared do."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_noise_in_the_head_under_autocast_that_is_on_inside_the_model_only(shape, recwarn):
+    x, y, _ = odd_digits()
+    model, data = InsideAutocast(shape).train(), TensorDataset(x, y.float())
+    strategy = strategies.Stable(posterior=Trajectory(noise=SphericalGaussian(0.1, "head")), draws=2)
+    sampler = CoresetSampler(data, model, fraction=0.5, strategy=strategy, progress=False)
+    for _ in range(3):
+        for inputs, _ in DataLoader(data, 100, sampler=sampler):
+            model(inputs)
+    assert sampler.scores.coverage == 1
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("labels", "way_out"),
+    [
+        (lambda y: 2 * y - 1, r"labels=\(labels > 0\).long\(\)"),
+        (lambda y: (2 * y - 1).float(), "regression.*labels.flatten"),
+        (lambda y: 0.6 * y[:, None] + 0.3, "probabilities of class 1"),
+        (lambda y: torch.stack([y, 1 - y], 1).float(), "multi-label"),
+    ],
+)
+def test_labels_of_other_kinds_are_refused_with_a_way_out(labels, way_out):
+    x, y, _ = odd_digits()
+    with pytest.raises(ValueError, match=way_out):
+        CoresetSampler(TensorDataset(x, labels(y)), Odd("(b, 1)"), fraction=0.1, strategy="stable").select()

@@ -175,6 +175,7 @@ def test_the_zoo_says_the_range_over_networks_and_not_the_best_one(capsys):
     text = accuracy_range(figures(0.86) | {"networks": networks})
     assert text == "60.0% to 75.0% over 2 networks (random real images 58.0% to 70.0%)"
     assert accuracy_range(figures(0.86)) == "86.0% ± 1.0% (n=3), ConvNet only"
+    assert accuracy_range({}) == "not measured"
     assert main(["zoo"]) == 0
     assert "ConvNet only" in capsys.readouterr().out
 

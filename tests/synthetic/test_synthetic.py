@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from coreset_sampler.synthetic import file as coreset_file
 from coreset_sampler.synthetic.dataset import SyntheticCoreset, load_coreset
 from coreset_sampler.synthetic.file import CoresetFileError
-from coreset_sampler.synthetic.preprocessing import ZCA, Normalize, Raw
+from coreset_sampler.synthetic.preprocessing import ZCA, Normalize, Raw, packed, unpacked
 
 NORMALIZE = Normalize((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 
@@ -360,10 +360,10 @@ class TestFile:
             SyntheticCoreset.load(path)
 
     def test_a_newer_file_asks_for_an_upgrade(self, path, monkeypatch):
-        monkeypatch.setattr(coreset_file, "version_for", lambda _: 4)
+        monkeypatch.setattr(coreset_file, "version_for", lambda *_: 5)
         KINDS["hard"].save(path)
         monkeypatch.undo()
-        with pytest.raises(CoresetFileError, match=r"newer.*version 4.*up to 3.*pip install -U"):
+        with pytest.raises(CoresetFileError, match=r"newer.*version 5.*up to 4.*pip install -U"):
             SyntheticCoreset.load(path)
 
     def test_a_tensor_that_claims_more_than_the_file_holds_is_refused(self, path):
@@ -489,11 +489,33 @@ def test_normalised_real_images_are_saved_as_bytes_and_come_back_bit_for_bit(tmp
     normalize = Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616))
     real = SyntheticCoreset(normalize(pixels.float() / 255), torch.arange(20) % 10, preprocessing=normalize)
     learned = SyntheticCoreset(real.stored + 1e-4, real.targets, preprocessing=normalize)
+    one = real.stored.clone()
+    one[7, 1, 3, 3] = torch.nextafter(one[7, 1, 3, 3], torch.tensor(9.0))
+    nearly = SyntheticCoreset(one, real.targets, preprocessing=normalize)
+    other = SyntheticCoreset(real.stored[:, :2], real.targets, preprocessing=normalize)  # of no use, but there it is
     table = SyntheticCoreset(normalize(torch.rand(3, 2, 2))[:, 0], torch.arange(3), preprocessing=normalize)
     stored = {}
-    for name, coreset in {"real": real, "learned": learned, "table": table}.items():
+    for name, coreset in {"real": real, "learned": learned, "nearly": nearly, "other": other, "table": table}.items():
         coreset.save(tmp_path / name)
         assert SyntheticCoreset.load(tmp_path / name).equal(coreset)
         stored[name] = safetensors.torch.load_file(tmp_path / name)["inputs"]
-    assert torch.equal(stored["real"], pixels)
-    assert {stored["learned"].dtype, stored["table"].dtype} == {torch.float32}
+        with safetensors.safe_open(tmp_path / name, "pt") as file:
+            assert file.metadata()["version"] == ("4" if name == "real" else "1")  # older readers ask for an upgrade
+    assert torch.equal(stored.pop("real"), pixels)
+    assert {inputs.dtype for inputs in stored.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_byte_comes_back_from_any_mean_and_std(seed):
+    generator = torch.Generator().manual_seed(seed)
+    mean, std = torch.rand(2, 3, generator=generator, dtype=torch.float64) * 10 ** (seed % 5 - 2)
+    normalize = Normalize(mean.tolist(), std.clamp(min=1e-3).tolist())
+    pixels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).repeat(2, 3, 1, 1)
+    images = normalize(pixels.float() / 255)
+    assert torch.equal(packed(images, normalize), pixels)
+    assert torch.equal(unpacked(pixels, normalize), images)
+
+
+def test_a_negative_zero_stays_one():
+    zero = torch.tensor(-0.0).expand(1, 1, 2, 2)
+    assert packed(zero, Normalize(0.0, 1.0)) is zero

@@ -14,7 +14,7 @@ from .confidence import Predictions, knows_labels, label_confidence, noise_rate
 from .due import Watched, select_watched
 from .pools import class_weights, first_of_each_class, quotas
 from .scores import CHUNK, random_of_each_class
-from .settings import check_at_least, check_balance, check_exponent
+from .settings import check_at_least, check_balance, check_exponent, check_posterior
 from .uniform import Place, Uniform
 
 _WATCH = Trajectory()
@@ -76,6 +76,7 @@ class LabelConfidence:
     balance: Balance | None = None
 
     def __post_init__(self) -> None:
+        check_posterior(self.posterior)
         check_at_least(1, draws=self.draws)
         if self.balance is not None:
             check_balance(self.balance)

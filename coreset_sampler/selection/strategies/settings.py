@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
+from typing import Any, get_args
 
 from ..types import Balance
 
@@ -21,6 +21,14 @@ def check_at_least(least: int, unit: str = "", /, **settings: int) -> None:
     for name, value in settings.items():
         if value < least:
             raise ValueError(f"{name} must be at least {least}{unit}, got {value}")
+
+
+def check_posterior(posterior: Any) -> None:
+    """Raises unless draws can be asked of it."""
+    if isinstance(posterior, type) or not hasattr(posterior, "draw"):
+        raise TypeError(
+            f'posterior must be one such as SphericalGaussian(0.1, "norm"), PointMass() or Trajectory(), got {posterior!r}'
+        )
 
 
 def check_exponent(**settings: float) -> None:

@@ -14,7 +14,7 @@ from ..types import Balance, Posterior, View
 from .covering import cover_pools
 from .pools import Pools, draw_pools
 from .scores import CHUNK, FreshScores, KeptScores, ObservedScores, ScoredCandidates, random_of_each_class
-from .settings import check_at_least, check_balance, check_exponent
+from .settings import check_at_least, check_balance, check_exponent, check_posterior
 from .uniform import Place, Uniform
 
 _AROUND = SphericalGaussian(layers="auto")
@@ -73,6 +73,7 @@ class Stable:
     State: ClassVar[type | None] = InPools
 
     def __post_init__(self) -> None:
+        check_posterior(self.posterior)
         check_at_least(1, draws=self.draws)
         check_balance(self.balance)
         check_exponent(confidence_exponent=self.confidence_exponent)

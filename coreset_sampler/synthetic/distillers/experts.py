@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from ...distributed import share
 from ...layers import devices_of
-from ...randomness import seeded
+from ...randomness import check_default_device, seeded
 from .. import file as coreset_file
 from ..formats.experts import Trajectory, open_buffers
 from ..networks import Network, fresh
@@ -129,6 +129,7 @@ def train_experts(
         about: what else should be the same for all experts of a folder, the data's name for one.
         report: gets a line after every epoch.
     """
+    check_default_device()
     for name, value in {"experts": experts, "epochs": epochs, "lr": lr, "batch": batch}.items():
         check_number(name, value)
     folder = Path(folder)
