@@ -16,6 +16,11 @@ from .weighted import is_weighted
 
 def length_of(dataset: Dataset[Any]) -> int:
     """The number of examples of a data set that can be asked for them by index."""
+    if isinstance(dataset, nn.Module):
+        raise TypeError(
+            f"dataset must be a data set, got a network, {type(dataset).__name__}. The data set comes first: "
+            "CoresetSampler(dataset, model, fraction=0.1)."
+        )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise TypeError(
             f"a coreset picks examples by index, so the data set needs __getitem__ and __len__; {type(dataset).__name__} "
