@@ -136,7 +136,7 @@ def start_ray() -> None:
     import ray
 
     if not ray.is_initialized():
-        os.environ["RAY_worker_niceness"] = "0"  # of 15 by default: they would wait for the tests beside them
+        os.environ.update(RAY_worker_niceness="0")  # of 15 by default: they would wait for the tests beside them
         variables = {key: value for key, value in quiet_environment().items() if os.environ.get(key) != value}
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
 
