@@ -65,9 +65,15 @@ Weights = dict[str, Tensor]
 Errors = dict[str, dict[str, float]]
 
 
-def contestants(pools: dict[str, int]) -> dict[str, Strategy]:
-    stable = strategies.Stable(posterior=SphericalGaussian(SCALE, "norm"), draws=4, **pools)
-    return {"uniform": strategies.Uniform(), "crest": strategies.Crest(**pools), "stable": stable}
+def contestants(pools: dict[str, int], scales: Sequence[float] = ()) -> dict[str, Strategy]:
+    """The three, and stable with noise of other scales."""
+    stable = {
+        "stable" if scale == SCALE else f"stable, scale {scale:g}": strategies.Stable(
+            posterior=SphericalGaussian(scale, "norm"), draws=4, **pools
+        )
+        for scale in (SCALE, *scales)
+    }
+    return {"uniform": strategies.Uniform(), "crest": strategies.Crest(**pools), **stable}
 
 
 def load(data: str | None, n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -225,10 +231,12 @@ class Landscape:
         }
         return errors, seen.lines
 
-    def compare(self, pools: dict[str, int], seed: int) -> tuple[Errors, dict[str, list[Tensor]]]:
+    def compare(
+        self, pools: dict[str, int], seed: int, scales: Sequence[float] = ()
+    ) -> tuple[Errors, dict[str, list[Tensor]]]:
         """Contestant -> its five errors; and the losses along each direction, of all examples and of each contestant."""
         errors, lines = {}, {"all": self.whole.lines}
-        for name, strategy in contestants(pools).items():
+        for name, strategy in contestants(pools, scales).items():
             sampler = CoresetSampler(
                 self.data, self.model, fraction=FRACTION, strategy=strategy, seed=seed, progress=False, watch=False
             )
@@ -288,7 +296,7 @@ def from_checkpoint(args: argparse.Namespace) -> tuple[Landscape, int]:
 def report(args: argparse.Namespace, epochs: int, found: list[tuple[Errors, dict[str, list[Tensor]]]]) -> None:
     """A line of the table for each contestant, a record for each and seed, and a picture of the last seed."""
     errors = [one for one, _ in found]
-    for name in COLOURS:
+    for name in errors[0]:
         cells = [spread([one[name][kind] for one in errors]) for kind in errors[0][name]]
         print(f"| {epochs} | {name} | {' | '.join(cells)} |", flush=True)
     if args.results:
@@ -316,6 +324,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="of a run of cifar10.py --setting paper; instead of --epochs")
     parser.add_argument("--noise", type=float, default=0.0, help="share of wrong labels in that run (default: 0)")
     parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--scales", type=float, nargs="+", default=[], help=f"of stable's noise, besides {SCALE}")
     parser.add_argument("--results", type=Path, help="file of JSON lines to add a record for each error to")
     parser.add_argument("--picture", type=Path, default=Path("runs/landscape.png"), help="default: %(default)s")
     args = parser.parse_args()
@@ -326,12 +335,12 @@ def main() -> None:
     if args.checkpoint:
         landscape, epochs = from_checkpoint(args)
         seeds = tqdm(range(args.seeds), "selections", leave=False)
-        report(args, epochs, [landscape.compare(dict(pool_size=500, keep=128), seed) for seed in seeds])
+        report(args, epochs, [landscape.compare(dict(pool_size=500, keep=128), seed, args.scales) for seed in seeds])
     for epochs in () if args.checkpoint else args.epochs:
         found = []
         for seed in tqdm(range(args.seeds), f"{epochs} epochs", leave=False):
             data = TensorDataset(*load(args.data, args.n, seed))
-            found.append(Landscape(trained(data, epochs, seed), data, seed).compare(POOLS, seed))
+            found.append(Landscape(trained(data, epochs, seed), data, seed).compare(POOLS, seed, args.scales))
         report(args, epochs, found)
     print(f"\nn = {args.seeds}, mean ± standard deviation; pictures: {args.picture.with_stem('landscape-*')}")
 

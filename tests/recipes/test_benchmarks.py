@@ -154,10 +154,10 @@ def test_landscape_prints_errors_and_draws(monkeypatch, tmp_path, capsys, digits
     monkeypatch.setattr(module, "VECTORS", 1)
     monkeypatch.setattr(module, "DIRECTIONS", 2)
     monkeypatch.setattr(module, "STEPS", torch.linspace(-1, 1, 3))
-    for data in ((), ("--data", digits_folder)):
-        run(module, monkeypatch, "--n", 300, "--epochs", 1, "--seeds", 1, "--picture", tmp_path / "l.png", *data)
-        rows = re.findall(rf"\| 1 \| (\w+) \|(?: -?{NUMBER} \|){{5}}", capsys.readouterr().out)
-        assert rows == ["uniform", "crest", "stable"]
+    for more, others in ((("--scales", 0.3), ["stable, scale 0.3"]), (("--data", digits_folder), [])):
+        run(module, monkeypatch, "--n", 300, "--epochs", 1, "--seeds", 1, "--picture", tmp_path / "l.png", *more)
+        rows = re.findall(rf"\| 1 \| ([\w,. ]+) \|(?: -?{NUMBER} \|){{5}}", capsys.readouterr().out)
+        assert rows == ["uniform", "crest", "stable", *others]
     assert (tmp_path / "l-1.png").stat().st_size > 10_000
 
 
