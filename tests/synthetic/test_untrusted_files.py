@@ -276,6 +276,19 @@ class TestArrow:
             with pytest.raises(CoresetFileError, match=r"a\.arrow is truncated or damaged"):
                 safe_arrow.read_table(tmp_path / "a.arrow", ("image", "label"))
 
+    @pytest.mark.parametrize("kind", [0, 2, 3, 198])
+    def test_a_stream_that_does_not_begin_with_a_schema_is_refused(self, tmp_path, kind):
+        """Arrow takes whatever comes first for one, which ended the process with a segmentation fault."""
+        table = pyarrow.table({"image": [1.0], "label": [0]})
+        with pyarrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as file:
+            file.write_table(table)
+        data = bytearray((tmp_path / "a.arrow").read_bytes())
+        message = bytes(data[8:])
+        data[8 + safe_arrow._field(message, struct.unpack_from("<I", message)[0], 1)] = kind
+        (tmp_path / "a.arrow").write_bytes(data)
+        with pytest.raises(CoresetFileError, match=r"a\.arrow is (refused: an Arrow stream begins with a schema|truncated)"):
+            safe_arrow.read_table(tmp_path / "a.arrow", ("image", "label"))
+
     @pytest.mark.parametrize("compression", ["lz4", "zstd"])
     def test_compressed_batches_are_refused_before_they_are_unpacked(self, tmp_path, compression):
         table = pyarrow.table({"image": pyarrow.array(np.zeros(1 << 20)), "label": np.zeros(1 << 20, int)})

@@ -58,7 +58,10 @@ def _arrow(path: Path, columns: Sequence[str]) -> tuple[Any, Iterator[Any]]:
     """A stream, as `save_to_disk` writes it."""
     ipc = need("pyarrow.ipc", extra="formats", what="Arrow files")
     messages = iter(ipc.MessageReader.open_stream(path.read_bytes()))
-    schema = ipc.read_schema(next(messages))
+    first = next(messages)
+    if first.type != "schema":  # taking any other for one kills the process
+        raise CoresetFileError(f"{path} is refused: an Arrow stream begins with a schema, this one with {first.type}")
+    schema = ipc.read_schema(first)
     names = [name for name in schema.names if name in columns]
 
     def batches() -> Iterator[Any]:
