@@ -286,7 +286,9 @@ class TestArrow:
         message = bytes(data[8:])
         data[8 + safe_arrow._field(message, struct.unpack_from("<I", message)[0], 1)] = kind
         (tmp_path / "a.arrow").write_bytes(data)
-        with pytest.raises(CoresetFileError, match=r"a\.arrow is (refused: an Arrow stream begins with a schema|truncated)"):
+        with pytest.raises(
+            CoresetFileError, match=r"a\.arrow is (refused: an Arrow stream begins with a schema|truncated)"
+        ):
             safe_arrow.read_table(tmp_path / "a.arrow", ("image", "label"))
 
     @pytest.mark.parametrize("compression", ["lz4", "zstd"])
