@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,6 +31,7 @@ _ROWS = 10_000  # that the model is fitted to, at most; more make no figure bett
 _ROWS_OF_TEMPERATURE = 4_000  # that one number is fitted to, twice a pass
 _SEED = 0x5EED_0F_1ABE15  # of the rows that are used; 0 would be what others draw their wrong labels with
 _CHUNK = 4_000_000  # numbers that are float64 at a time
+_HELD = 8_000_000  # numbers of probabilities, of several temperatures, that are held for the next fit
 _PER_CLASS = 50  # examples of a class that a full row of the matrix needs
 _PRIOR = 5.0  # right labels of each class that are seen before any other
 _ROUNDS = 15  # of expectation-maximisation for each temperature
@@ -45,6 +46,8 @@ _SUREST = 1e-7  # the least chance that a label is wrong, or right; below it flo
 
 Fit = tuple[float, Tensor]
 """A log likelihood and the noise matrix it belongs to."""
+Probabilities = Callable[[float], Tensor]
+"""`(classes, n)` float64 by temperature: short rows are slow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,17 +90,18 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
     if not above_chance(logits.argmax(1), labels, _ERRORS_ABOVE_CHANCE):
         return NoiseModel(1.0, torch.eye(classes, dtype=torch.float64), 0.0, competent=False)
     shares = torch.bincount(labels, minlength=classes).double() / len(labels)
-    (clean, _), near = _best_temperature(logits, lambda q: _loglik_clean(q, labels, shares))
+    at = _probabilities(logits)
+    (clean, _), near = _best_temperature(at, lambda q: _loglik_clean(q, labels, shares))
     best = NoiseModel(near, torch.eye(classes, dtype=torch.float64), 0.0, competent=True)
     by_label = partial(_fit_matrix, by_label=labels.argsort(stable=True))
     for fit, parameters, least in ((_fit_background, 1, 0.0), (by_label, classes * (classes - 1), _LEAST_MORE)):
         if fit is by_label and len(labels) < _PER_CLASS * classes:
             break
         known = near if fit is by_label else None
-        (noisy, matrix), near = _best_temperature(logits, partial(fit, labels=labels, shares=shares), known)
+        (noisy, matrix), near = _best_temperature(at, partial(fit, labels=labels, shares=shares), known)
         gain = (noisy - clean - parameters) / len(labels)
         if gain > best.gain + least and _is_noisy(noisy - clean, parameters):
-            right = _right(_softmax(logits, near), labels, matrix)
+            right = _right(at(near), labels, matrix)
             best = NoiseModel(near, matrix, float(1 - right.mean()), competent=True, gain=gain)
     return best
 
@@ -129,10 +133,11 @@ def label_quality(log_probabilities: Tensor, labels: Tensor, model: NoiseModel) 
     if not len(some):
         return quality
     likelihood = partial(_loglik, labels=some_labels, matrix=model.matrix)
-    _, temperature = _best_temperature(some, lambda q: (likelihood(q), model.matrix), model.temperature)
+    at = _probabilities(some)
+    _, temperature = _best_temperature(at, lambda q: (likelihood(q), model.matrix), model.temperature)
     for rows in torch.arange(len(labels)).split(max(1, _CHUNK // len(model.matrix))):
         part, of = log_probabilities[rows], labels[rows].to(quality.device)
-        right = _right(_softmax(part, temperature), of, model.matrix.to(quality.device))
+        right = _right(_probabilities(part)(temperature), of, model.matrix.to(quality.device))
         quality[rows] = torch.where(right.isfinite(), right, 1.0).float()
     return quality
 
@@ -191,17 +196,23 @@ def _quality_by_own(store: ScoreStore, model: NoiseModel) -> Tensor:
     return (right / (right + wrong).clamp(min=1e-300)).float()
 
 
-def _best_temperature(logits: Tensor, fit: Callable[[Tensor], Fit], near: float | None = None) -> tuple[Fit, float]:
-    """The best fit to `softmax(logits / temperature)`: a coarse search, then a fine one around its best.
+def _probabilities(logits: Tensor) -> Probabilities:
+    """`softmax(logits / temperature)` of each temperature asked for."""
+    columns = logits.double().T.contiguous()
+    return lru_cache(max(1, _HELD // columns.numel()))(lambda temperature: (columns / temperature).softmax(0))
+
+
+def _best_temperature(
+    probabilities: Probabilities, fit: Callable[[Tensor], Fit], near: float | None = None
+) -> tuple[Fit, float]:
+    """The best fit, and its temperature: a coarse search, then a fine one around its best.
 
     Where it is known to be `near` a temperature, the coarse search climbs from there: a few fits in place of all.
     """
 
-    columns = logits.T.contiguous()
-
     @cache
     def at(temperature: float) -> Fit:
-        return fit((columns / temperature).softmax(0).T.contiguous())
+        return fit(probabilities(temperature))
 
     def best(temperatures: Sequence[float]) -> float:
         return max(temperatures, key=lambda temperature: at(temperature)[0])
@@ -219,15 +230,15 @@ def _best_temperature(logits: Tensor, fit: Callable[[Tensor], Fit], near: float 
 
 def _fit_matrix(q: Tensor, labels: Tensor, shares: Tensor, by_label: Tensor) -> Fit:
     """One rate for each pair of classes, by expectation-maximisation from 70 % right labels; `by_label` sorts these."""
-    classes = q.shape[1]
+    classes = len(q)
     matrix = torch.full((classes, classes), 0.3 / max(classes - 1, 1), dtype=torch.float64)
     matrix.fill_diagonal_(0.7)
     prior = _PRIOR * torch.eye(classes, dtype=torch.float64) + _FLOOR * shares
-    labelled = q[by_label].split(torch.bincount(labels, minlength=classes).tolist())
-    for _ in range(_ROUNDS):  # with the rows of a label together, which takes half of the time
+    labelled = q[:, by_label].split(torch.bincount(labels, minlength=classes).tolist(), 1)
+    for _ in range(_ROUNDS):  # with the examples of a label together, which takes half of the time
         columns = zip(labelled, matrix.unbind(1), strict=True)
         counts = matrix * torch.stack(
-            [rows.T @ (rows @ column).clamp_(min=1e-300).reciprocal_() for rows, column in columns], 1
+            [of @ (column @ of).clamp_(min=1e-300).reciprocal_() for of, column in columns], 1
         )
         matrix = (counts + prior) / (counts + prior).sum(1, keepdim=True)
     return _loglik(q, labels, matrix), matrix
@@ -235,7 +246,7 @@ def _fit_matrix(q: Tensor, labels: Tensor, shares: Tensor, by_label: Tensor) -> 
 
 def _fit_background(q: Tensor, labels: Tensor, shares: Tensor) -> Fit:
     """One rate for all classes, by expectation-maximisation from 30 % wrong labels; these have the labels' `shares`."""
-    own, anything = q.gather(1, labels[:, None])[:, 0], shares[labels]
+    own, anything = _own(q, labels), shares[labels]
     rate = 0.3
     for _ in range(2 * _ROUNDS):
         other = rate * anything
@@ -251,12 +262,16 @@ def _loglik_clean(q: Tensor, labels: Tensor, shares: Tensor) -> Fit:
     Wrong labels of any class have the classes' shares. Without the same for right ones, weak networks would find the one
     where there is no more than the other.
     """
-    at_share = q * (shares / q.mean(0).clamp(min=1e-300))
+    at_share = q * (shares / q.mean(1).clamp(min=1e-300))[:, None]
     logliks = []
-    for some in (q, at_share / at_share.sum(1, keepdim=True).clamp(min=1e-300)):
-        own = some.gather(1, labels[:, None])[:, 0]
+    for own in (_own(q, labels), _own(at_share, labels) / at_share.sum(0).clamp(min=1e-300)):
         logliks.append(float(((1 - _FLOOR) * own + _FLOOR * shares[labels]).log().sum()))
     return max(logliks), shares
+
+
+def _own(q: Tensor, labels: Tensor) -> Tensor:
+    """Of each label by the network: `(n,)`."""
+    return q.gather(0, labels[None])[0]
 
 
 def _loglik(q: Tensor, labels: Tensor, matrix: Tensor) -> float:
@@ -265,14 +280,12 @@ def _loglik(q: Tensor, labels: Tensor, matrix: Tensor) -> float:
 
 def _likelihood(q: Tensor, labels: Tensor, matrix: Tensor) -> Tensor:
     """Of each label, over the true classes: `(n,)`."""
-    columns = matrix.T.contiguous()  # whole rows are faster to gather
-    return (q * columns[labels]).sum(1).clamp(min=1e-300)
+    return (q * matrix[:, labels]).sum(0).clamp(min=1e-300)
 
 
 def _right(q: Tensor, labels: Tensor, matrix: Tensor) -> Tensor:
     """Bayes' rule: `(n,)`."""
-    own = q.gather(1, labels[:, None])[:, 0] * matrix.diag()[labels]
-    return own / _likelihood(q, labels, matrix)
+    return _own(q, labels) * matrix.diag()[labels] / _likelihood(q, labels, matrix)
 
 
 def _is_noisy(gain: float, parameters: int) -> bool:
@@ -289,7 +302,3 @@ def _some_rows(values: Tensor, labels: Tensor, most: int = 10**9) -> tuple[Tenso
     some = values[rows.to(values.device)].to("cpu", torch.float64)
     finite = some.isfinite().all(1)
     return some[finite], labels.cpu()[rows][finite]
-
-
-def _softmax(logits: Tensor, temperature: float) -> Tensor:
-    return (logits.double() / temperature).T.contiguous().softmax(0).T.contiguous()  # short rows are slow
