@@ -46,7 +46,7 @@ class OneExpert:
         """No method here looks at real examples."""
         raise NotImplementedError
 
-    def segment(self, epochs: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    def segment(self, epochs: int, generator: torch.Generator, kind: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Always the same two."""
         return self.points
 

@@ -59,7 +59,7 @@ class GaussianMean:
         rows = torch.randint(self.n, (size,), generator=generator)
         return self.points[rows], torch.zeros(size, dtype=torch.long)
 
-    def segment(self, epochs: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    def segment(self, epochs: int, generator: Generator, kind: int) -> tuple[Tensor, Tensor]:
         """From somewhere near the prior to a draw of the exact posterior."""
         mean, covariance = self.full
         start = 3 * self._randn(1, generator=generator)[0]

@@ -13,9 +13,9 @@ from ..synthetic.distillers.claim import claimed
 from ..synthetic.distillers.presets import METHODS, PRESETS
 from ..synthetic.distillers.run import StoppedError, checkpoint_beside
 from ..synthetic.distillers.state import DivergedError
-from ..synthetic.networks import NETWORKS, kinds
+from ..synthetic.networks import kinds
 from ..synthetic.pipeline import distill
-from .options import ENDING, add_data_and_widths, add_defaults, assignments, coreset_file, data_of, names
+from .options import ENDING, KNOWN, add_data_and_widths, add_defaults, assignments, coreset_file, data_of, names
 
 
 def add_distill(commands: Any) -> None:
@@ -29,8 +29,7 @@ def add_distill(commands: Any) -> None:
         "  coreset-sampler distill fashion-mnist --data DIR --networks many --images-per-class 10 -o fmnist.safetensors",
     )
     add_data_and_widths(command)
-    known = f"what it should work for: many, or one or more of {', '.join(NETWORKS)}, as in convnet,resnet-batch:16-32"
-    command.add_argument("--networks", type=names, metavar="NAMES", help=known)
+    command.add_argument("--networks", type=names, metavar="NAMES", help=f"what it should work for: {KNOWN}")
     command.add_argument("--method", choices=list(METHODS), help="how")
     command.add_argument("--images-per-class", type=int, metavar="N", help="how many to learn")
     command.add_argument("-o", "--output", required=True, metavar="FILE", help=f"coreset to write ({ENDING})")

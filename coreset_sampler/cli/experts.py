@@ -13,12 +13,11 @@ from torch import distributed
 from ..distributed import world
 from ..synthetic.distillers.experts import Experts, train_experts
 from ..synthetic.image_data import open_images
-from ..synthetic.networks import NETWORKS
 from ..synthetic.pipeline import distill
 from ..synthetic.problem import make_problem
 from ..synthetic.reporting import Reporter
 from ..synthetic.sources import make_experts, warn_if_untrained
-from .options import add_data_and_widths, add_defaults, data_of
+from .options import KNOWN, add_data_and_widths, add_defaults, data_of, names
 
 
 def add_experts(commands: Any) -> None:
@@ -34,7 +33,12 @@ def add_experts(commands: Any) -> None:
     command.add_argument("folder", metavar="DIR", help="folder for the trajectories")
     add_data_and_widths(command)
     command.add_argument(
-        "--network", default="convnet", metavar="NAME", help=f"{', '.join(NETWORKS)} (default: convnet)"
+        "--networks",
+        "--network",
+        dest="networks",
+        type=names,
+        metavar="NAMES",
+        help=f"{KNOWN}; experts take several in turn",
     )
     command.add_argument("--experts", type=int, help="how many")
     command.add_argument("--epochs", type=int, help="of each")
@@ -64,7 +68,7 @@ def _run(options: argparse.Namespace) -> None:
 def _train(options: argparse.Namespace, several: bool) -> None:
     images, report = open_images(data_of(options), image_size=options.image_size), Reporter(True)
     problem = make_problem(
-        images, name=options.name, networks=options.network, widths=options.widths, device=options.device
+        images, name=options.name, networks=options.networks, widths=options.widths, device=options.device
     )
     training = {name: getattr(options, name) for name in ("experts", "epochs", "lr", "batch", "examples", "seed")}
     made = make_experts(problem, Path(options.folder), report=report, **training)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..synthetic.networks import NETWORKS
+
 
 def add_data_and_widths(command: argparse.ArgumentParser) -> None:
     """The options that name the data and those of a run, and the network's widths."""
@@ -60,6 +62,7 @@ def add_defaults(command: argparse.ArgumentParser, function: Callable[..., Any])
 
 
 ENDING = ".safetensors"
+KNOWN = f"many, or one or more of {', '.join(NETWORKS)}, as in convnet,resnet-batch:16-32"
 
 
 def coreset_file(text: str, name: str = "FILE") -> Path:

@@ -246,6 +246,15 @@ def network(
     return make if kind.norm is None else partial(make, norm=NORMS[kind.norm])
 
 
+def makers(network: Network | Sequence[Network]) -> tuple[Network, ...]:
+    """One maker or several, as several."""
+    found = (network,) if callable(network) else tuple(network)
+    if not found or not all(callable(make) for make in found):
+        got = "an empty list" if not found else repr(network)
+        raise ValueError(f"network must be a function that makes one, or a list of such functions, got {got}")
+    return found
+
+
 def description(name: str, widths: Sequence[int] | None = None) -> dict[str, Any]:
     """A network of this file in plain values, for a coreset to record: `net`, `widths`, `depth` and `norm`."""
     kind = Kind.parse(name, widths)

@@ -75,8 +75,8 @@ def distill(
         settings: of the method, over the preset's: `{"lr": 300}`.
         experts: folder of experts, ours or MTT's; what is missing there is trained first. By default in `resume`.
         expert_settings: over the preset's: experts, epochs, lr, batch.
-        networks: what the coreset should work for: one of `NETWORKS`, or with VBPC `"many"` or several kinds, as in
-            `["convnet", "resnet-batch:16-32"]` (docs/choosing_a_distiller.md).
+        networks: what the coreset should work for: one of `NETWORKS`, `"many"`, or several kinds, as in
+            `["convnet", "resnet-batch:16-32"]` (docs/choosing_a_distiller.md). Experts are trained of each kind.
         widths: channels of the one network's blocks; the preset's if not said.
         image_size: scale and crop images to so many pixels.
         held_out: share of the training images on which accuracy is measured on the way, and nothing is learned; 0 for none.
@@ -94,9 +94,9 @@ def distill(
         >>> print(evaluate(coreset, "digits"))
     """
     images = open_images(data, image_size=image_size)
-    several = len(kinds(networks)) > 1
-    plan = look_up(preset, method, name or images.name, images_per_class, several=several).over(steps, settings or {})
-    widths = widths or (plan.widths if kinds(networks) == ("convnet",) else None)
+    named = kinds(networks)
+    plan = look_up(preset, method, name or images.name, images_per_class, kinds=len(named)).over(steps, settings or {})
+    widths = widths or (plan.widths if named == ("convnet",) else None)
     problem = make_problem(images, name=name, networks=networks, widths=widths, held_out=held_out, device=device)
     distiller = build(method, problem, plan.settings)
     problem.check_images_per_class(images_per_class, each=getattr(distiller, "tiles", 1) ** 2)

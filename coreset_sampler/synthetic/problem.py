@@ -41,7 +41,7 @@ class Problem:
 
     @property
     def network(self) -> Network:
-        """The maker of the first kind: what experts are, and what accuracy is measured with."""
+        """The maker of the first kind: what accuracy is measured with."""
         return self.networks[0]
 
     @property

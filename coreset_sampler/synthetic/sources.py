@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from .distillers.checkpoint import Progress as Run
-from .distillers.experts import Experts, train_experts, untrained
+from .distillers.expert_checks import check_made_for, names, untrained
+from .distillers.experts import Experts, read_description, train_experts, unfinished
 from .distillers.presets import ExpertPreset
 from .distillers.run import start
 from .distillers.state import Distiller, Source
@@ -44,7 +46,7 @@ def make_experts(
     """Trains the experts that are missing in the folder, on a part of the data if asked to, and says how it goes.
 
     Args:
-        problem: the data and the network.
+        problem: the data and the networks; of several kinds the experts are by turns.
         folder: where trajectories are kept.
         examples: train on a random part of so many images.
         seed: of everything random.
@@ -53,14 +55,16 @@ def make_experts(
     """
     about = {"data": problem.name, **problem.about_network}
     part = problem.part(examples)
-    return train_experts(problem.network, part, folder, seed=seed, about=about, report=report.note, **training)
+    return train_experts(problem.networks, part, folder, seed=seed, about=about, report=report.note, **training)
 
 
 def warn_if_untrained(experts: Experts, problem: Problem, report: Reporter) -> None:
-    """Says so if experts are no better on held-out images than guessing."""
+    """Says so of each kind of network whose experts are no better on held-out images than guessing."""
     data = problem.train if problem.held_out is None else problem.held_out
-    if warning := untrained(experts, problem.network, data):
-        report.note(warning)
+    several = len(problem.networks) > 1
+    for kind, (make, (name, _)) in enumerate(zip(problem.networks, names(problem.about_network), strict=True)):
+        if warning := untrained(experts, make, data, kind=kind, called=f"{name} experts" if several else "experts"):
+            report.note(warning)
 
 
 def experts_name(problem: Problem) -> str:
@@ -83,8 +87,17 @@ def source_of(
     """Real data, and for the methods that imitate them experts too, trained now where they are missing."""
     if plan is None:
         return problem.train
-    if not (given and folder.is_dir() and any(folder.iterdir())):
-        make_experts(problem, folder, report=report, **{"examples": plan.examples, **plan.training, **settings})
+    training = {"examples": plan.examples, **plan.training, **settings}
+    if not (given and folder.is_dir() and any(folder.iterdir())) or _stopped(folder, training):
+        make_experts(problem, folder, report=report, **training)
     experts = Experts(folder, problem.train, max_start=plan.max_start)
+    check_made_for(experts, problem.about_network)
     warn_if_untrained(experts, problem, report)
     return experts
+
+
+def _stopped(folder: Path, training: Mapping[str, Any]) -> bool:
+    """True if just this training of experts was begun in the folder and not finished."""
+    described, defaults = read_description(folder), signature(train_experts).parameters
+    asked = {name: training.get(name, defaults[name].default) for name in ("experts", "epochs", "lr", "batch")}
+    return all(described.get(name) == value for name, value in asked.items()) and unfinished(folder)

@@ -73,7 +73,7 @@ class Fixed:
         x = torch.randn(size, 4, generator=generator, dtype=torch.float64)
         return x, (x[:, 0] > 0).long()
 
-    def segment(self, epochs: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    def segment(self, epochs: int, generator: Generator, kind: int) -> tuple[Tensor, Tensor]:
         return self.points
 
 
@@ -159,7 +159,7 @@ def test_the_forward_kl_gradient_is_that_of_its_objective_with_parameters_held()
 def test_the_reverse_kl_gradient_is_the_covariance_of_algorithm_4():
     inputs, targets, source = small_problem()
     distiller = distillers.ReverseKL(small, inner_steps=1, samples=6, noise=0.2, batch=7, augmentation=None)
-    flat, theta = distiller.flat, source.points[1]
+    flat, theta = FlatNetwork(small()), source.points[1]
     real, labels = source.batch(7, Generator().manual_seed(1))
     gradient, _ = distiller.covariance(distiller.init(inputs, targets), theta, real, labels, Generator().manual_seed(2))
 

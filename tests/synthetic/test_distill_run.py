@@ -268,7 +268,7 @@ def test_a_changed_setting_on_resume_is_recorded(experts, tmp_path):
 def test_real_data_alone_cannot_stand_in_for_experts():
     data = distillers.RealData(torch.zeros(3, 2), torch.arange(3))
     with pytest.raises(ValueError, match="learns from experts"):
-        data.segment(1, Generator())
+        data.segment(1, Generator(), 0)
 
 
 def test_held_out_figures_do_not_depend_on_interruptions(tmp_path):

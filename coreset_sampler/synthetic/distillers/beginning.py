@@ -1,9 +1,10 @@
-"""What VBPC begins with: targets to be learned, and the bounds of pixels."""
+"""What distillers begin with: targets to be learned, and the bounds of pixels."""
 
 from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,8 +36,18 @@ def learned_targets(targets: Tensor, num_classes: int, scale: float) -> Tensor:
     return (scores - scores.mean(1, keepdim=True)).to(targets.dtype)
 
 
-def check_bounds(bounds: Bounds) -> None:
+def bounded(inputs: Tensor, bounds: Bounds | None) -> Tensor:
+    """Inputs `(n, channels, ...)` clamped to the bounds of their channels, if there are any."""
+    if bounds is None:
+        return inputs
+    low, high = (torch.tensor(each).to(inputs).view(-1, *[1] * (inputs.ndim - 2)) for each in bounds)
+    return inputs.clamp(low, high)
+
+
+def check_bounds(bounds: Bounds | None) -> None:
     """Refuses bounds that are not a lowest and a highest value of each channel."""
+    if bounds is None:
+        return
     low, high = bounds if len(bounds) == 2 else ((), ())
     if not low or len(low) != len(high) or not all(one < other for one, other in zip(low, high, strict=True)):
         raise ValueError(

@@ -77,7 +77,7 @@ class ContrastiveDivergence(ExpertMatching):
         epochs: how many epochs after the start the expert is that should have low energy.
         temperature: T above; `None` for 1/n.
         samples: Langevin chains, and augmentations, in a step; the paper has one.
-        network, inner_steps, inner_lr, lr, momentum, augmentation: as for every method that learns from experts
+        network, inner_steps, inner_lr, lr, momentum, augmentation, bounds: as for every method that learns from experts
             (`ExpertMatching`).
     """
 
@@ -99,7 +99,7 @@ class ContrastiveDivergence(ExpertMatching):
         for _ in range(self.samples):
             theta = self._descend(state, start, self.energy, generator, temperature)
             seen = inputs if self.augmentation is None else self.augmentation(inputs, generator)
-            low, high = (self.energy(self.flat(point, seen), state.targets) for point in (expert, theta))
+            low, high = (self.energy(self.flat(state)(point, seen), state.targets) for point in (expert, theta))
             gradient += torch.autograd.grad(low - high, inputs)[0] / self.samples
             total += float((low - high).detach()) / self.samples
         return self._moved(state, gradient, total, temperature=temperature)

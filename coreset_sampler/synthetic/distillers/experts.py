@@ -1,8 +1,8 @@
 """Expert trajectories: what networks that train on the full data go through, for coresets to imitate.
 
 A folder holds `expert_0003_epoch_007.safetensors`, the flat parameters of expert 3 after 7 epochs (0 being the start), one
-file for each, and `experts.json`, what they were trained on and how. A trajectory never has to fit in memory, and a
-killed run continues after the last epoch that was written.
+file for each, and `experts.json`, what they were trained on and how. Of k kinds of networks expert e is of kind e mod k. A
+trajectory never has to fit in memory, and a killed run continues after the last epoch that was written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from ...layers import devices_of
 from ...randomness import check_default_device, seeded
 from .. import file as coreset_file
 from ..formats.experts import Trajectory, open_buffers
-from ..networks import Network, fresh
+from ..networks import Network, fresh, makers
 from .augment import Augmentation, augment
 from .claim import remove_leftovers
 from .inner import Loss
@@ -78,12 +78,30 @@ class Experts:
             raise ValueError("this method looks at real examples too: Experts(folder, RealData(inputs, targets))")
         return self.data.batch(size, generator)
 
-    def segment(self, epochs: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """A random expert's parameters at a random early epoch, and `epochs` later."""
-        long_enough = [(expert, last) for expert, last in self._points.epochs.items() if last >= epochs]
+    @cached_property
+    def kinds(self) -> int:
+        """Kinds of networks among the experts; MTT's are of one."""
+        kinds = read_description(self.folder).get("kinds", 1)
+        if type(kinds) is not int or kinds < 1:
+            raise ValueError(f"{self.folder / 'experts.json'} is damaged: kinds must be a count, got {kinds!r}")
+        return kinds
+
+    def of_kind(self, kind: int) -> dict[int, int]:
+        """The last epoch of each expert of a kind."""
+        if not 0 <= kind < self.kinds:
+            raise ValueError(
+                f"{self.folder} holds experts of {self.kinds} kind(s) of networks, and one of kind {kind} (from 0) is "
+                "asked for: name a folder of experts that were trained for all of the networks"
+            )
+        return {expert: last for expert, last in self._points.epochs.items() if expert % self.kinds == kind}
+
+    def segment(self, epochs: int, generator: Generator, kind: int = 0) -> tuple[Tensor, Tensor]:
+        """The parameters of a random expert of a kind at a random early epoch, and `epochs` later."""
+        there = self.of_kind(kind)
+        long_enough = [(expert, last) for expert, last in there.items() if last >= epochs]
         if not long_enough:
-            longest = max(self._points.epochs.values())
-            raise ValueError(f"no expert in {self.folder} has {epochs} epochs, the longest has {longest}: train longer")
+            of, longest = f" of kind {kind} (from 0)" if self.kinds > 1 else "", max(there.values(), default=0)
+            raise ValueError(f"no expert{of} in {self.folder} has {epochs} epochs, the longest has {longest}: train on")
         expert, last = long_enough[int(torch.randint(len(long_enough), (), generator=generator))]
         latest = last - epochs if self.max_start is None else min(self.max_start, last - epochs)
         start = int(torch.randint(latest + 1, (), generator=generator))
@@ -98,7 +116,7 @@ class Experts:
 
 
 def train_experts(
-    network: Network,
+    network: Network | Sequence[Network],
     data: RealData,
     folder: str | os.PathLike[str],
     *,
@@ -118,7 +136,7 @@ def train_experts(
     ranks (in a process group each trains its share). Experts of other settings in the same folder are refused.
 
     Args:
-        network: makes a fresh network.
+        network: makes a fresh network; or several such makers, which the experts take in turn.
         data: what experts are trained on.
         folder: where trajectories are kept, one file per epoch.
         experts, epochs: how many, and how long each.
@@ -132,18 +150,22 @@ def train_experts(
     check_default_device()
     for name, value in {"experts": experts, "epochs": epochs, "lr": lr, "batch": batch}.items():
         check_number(name, value)
+    kinds = makers(network)
+    if experts < len(kinds):
+        raise ValueError(f"experts must be at least one for each of the {len(kinds)} networks, got {experts}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder, rf"{_NAME.pattern}|experts\.json", older=600)  # other ranks may be writing
     description = {"n": data.n, "lr": lr, "batch": batch, "seed": seed, "augmentation": _name(augmentation)}
+    description |= {"kinds": len(kinds)} if len(kinds) > 1 else {}
     _write_description(folder, description | (about or {}) | {"experts": experts, "epochs": epochs})
     for expert in share(range(experts)):
-        model = fresh(network, Generator().manual_seed(_seed(seed, expert, 0))).to(data.device)
+        model = fresh(kinds[expert % len(kinds)], Generator().manual_seed(_seed(seed, expert, 0))).to(data.device)
         done = _Files(folder).epochs.get(expert, -1)
         if done < 0:
             _write(folder, expert, 0, model)
         elif done < epochs:
-            _restore(model, _Files(folder).theta(expert, done), folder)
+            restore(model, _Files(folder).theta(expert, done), folder)
         for epoch in range(max(done, 0) + 1, epochs + 1):
             generator = Generator().manual_seed(_seed(seed, expert, epoch))
             mean = _train_epoch(model, data, loss, lr, batch, augmentation, generator)
@@ -151,32 +173,6 @@ def train_experts(
             if report is not None:
                 report(f"expert {expert + 1}/{experts}  epoch {epoch}/{epochs}  loss {mean:.4f}")
     return Experts(folder, data)
-
-
-def untrained(experts: Experts, network: Network, data: RealData, *, most: int = 3) -> str | None:
-    """What to do about experts that guess no better on `data` than by its largest class; None if they do.
-
-    Looks at the last epoch of the first `most`. Experts of another network are left to the distiller to refuse.
-    """
-    model = fresh(network, Generator().manual_seed(0)).to(data.device).eval()
-    inputs, targets = data.rows(torch.arange(data.n))
-    labels = targets.argmax(-1) if targets.ndim == 2 else targets
-    chance = float(labels.bincount().max()) / data.n
-    best = 0.0
-    for expert, last in list(experts._points.epochs.items())[:most]:
-        theta = experts.theta(expert, last)
-        if theta.numel() != sum(parameter.numel() for parameter in model.parameters()):
-            return None
-        _restore(model, theta, experts.folder)
-        with torch.no_grad():
-            found = torch.cat([model(part).argmax(-1) for part in inputs.split(250)])
-        best = max(best, float((found == labels).float().mean()))
-    if best > chance + 3 * (chance * (1 - chance) / data.n) ** 0.5:
-        return None
-    return (
-        f"warning: the experts in {experts.folder} learned nothing: accuracy {best:.2f} on held-out images, where the "
-        f"largest class has {chance:.2f}. Train others, with more --epochs or another --lr: coreset-sampler experts"
-    )
 
 
 def _train_epoch(
@@ -218,12 +214,19 @@ def read_description(folder: Path) -> dict[str, Any]:
     return described
 
 
+def unfinished(folder: Path) -> bool:
+    """True if less is in the folder than `experts.json` says was to be trained."""
+    described, there = read_description(folder), _Files(folder).epochs
+    return any(there.get(expert, -1) < described["epochs"] for expert in range(described.get("experts", 0)))
+
+
 def _write_description(folder: Path, description: dict[str, Any]) -> None:
     before = read_description(folder)
-    for name, value in json.loads(json.dumps(description)).items():
-        if before and name not in _GROWS and before.get(name) != value:
+    there, asked = ({"kinds": 1} | each for each in (before, json.loads(json.dumps(description))))
+    for name, value in asked.items():
+        if before and name not in _GROWS and there.get(name) != value:
             raise ValueError(
-                f"{folder} holds experts with {name} {before.get(name)!r}, asked for {value!r}: "
+                f"{folder} holds experts with {name} {there.get(name)!r}, asked for {value!r}: "
                 "name another folder, or the settings of this one"
             )
     for name in _GROWS:
@@ -242,7 +245,8 @@ def _write(folder: Path, expert: int, epoch: int, model: nn.Module) -> None:
     coreset_file.write(_path(folder, expert, epoch), {"theta": theta}, {"expert": expert, "epoch": epoch})
 
 
-def _restore(model: nn.Module, theta: Tensor, folder: Path) -> None:
+def restore(model: nn.Module, theta: Tensor, folder: Path) -> None:
+    """Puts an expert's flat parameters into a network; one of another size is refused."""
     sizes = [parameter.numel() for parameter in model.parameters()]
     if theta.numel() != sum(sizes):
         raise ValueError(

@@ -31,7 +31,7 @@ class ForwardKL(ExpertMatching):
         epochs: how many epochs after the start the expert is that the coreset should lead to.
         samples: of each Gaussian.
         noise: their deviation.
-        network, inner_steps, inner_lr, lr, momentum, augmentation: as for every method that learns from experts
+        network, inner_steps, inner_lr, lr, momentum, augmentation, bounds: as for every method that learns from experts
             (`ExpertMatching`).
     """
 
@@ -56,7 +56,7 @@ class ForwardKL(ExpertMatching):
         for _ in range(self.samples):
             seen = inputs if self.augmentation is None else self.augmentation(inputs, generator)
             there, here = (
-                self.loss(self.flat(point + pixels.noise(point, self.noise, generator), seen), state.targets)
+                self.loss(self.flat(state)(point + pixels.noise(point, self.noise, generator), seen), state.targets)
                 for point in (expert, theta)
             )
             gradient += torch.autograd.grad(there - here, inputs)[0] / self.samples

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..flat import FlatNetwork
 from ..networks import Network, fresh
+from .beginning import Bounds, bounded
 from .state import DivergedError, Info, Source, State
 
 
@@ -29,14 +30,21 @@ def begin(inputs: Tensor, targets: Tensor, seed: int, **memory: Tensor) -> State
 
 
 def move(
-    state: State, gradient: Tensor, *, lr: float, momentum: float, lower: Mapping[str, float], **memory: Tensor
+    state: State,
+    gradient: Tensor,
+    *,
+    lr: float,
+    momentum: float,
+    bounds: Bounds | None,
+    lower: Mapping[str, float],
+    **memory: Tensor,
 ) -> State:
     """The state after one step of SGD with momentum on the inputs; `memory` replaces what it names.
 
     `lower` names the settings that a user should lower, and what they are, if the step is not finite.
     """
     velocity = momentum * state.memory["momentum"] + gradient
-    inputs = state.inputs - lr * velocity
+    inputs = bounded(state.inputs - lr * velocity, bounds)
     if not all(bool(torch.isfinite(value).all()) for value in (inputs, *memory.values())):
         settings = " or ".join(f"{name} (now {value:g})" for name, value in lower.items())
         raise DivergedError(f"step {state.step} came to NaN or infinity: lower {settings}, and go on from before it")
@@ -48,9 +56,11 @@ def flat_network(network: Network) -> FlatNetwork:
     return FlatNetwork(fresh(network, torch.Generator().manual_seed(0)))
 
 
-def segment(source: Source, flat: FlatNetwork, epochs: int, generator: torch.Generator, like: Tensor) -> list[Tensor]:
+def segment(
+    source: Source, flat: FlatNetwork, epochs: int, generator: torch.Generator, kind: int, like: Tensor
+) -> list[Tensor]:
     """Two points of an expert's trajectory, checked against the network and of the inputs' type and device."""
-    points = source.segment(epochs, generator)
+    points = source.segment(epochs, generator, kind)
     for point in points:
         if point.shape != (flat.size,):
             raise ValueError(

@@ -156,19 +156,15 @@ def cpu(method: Method, data: str, images_per_class: int) -> Preset:
 PRESETS: dict[PresetName, Callable[[Method, str, int], Preset]] = {"paper": paper, "cpu": cpu}
 
 
-def preset(name: PresetName, method: Method, data: str, images_per_class: int, *, several: bool = False) -> Preset:
-    """Settings by the preset's name, an unknown one lists the known ones; `several` for a pool of several kinds."""
+def preset(name: PresetName, method: Method, data: str, images_per_class: int, *, kinds: int = 1) -> Preset:
+    """Settings by the preset's name, an unknown one lists the known ones; `kinds` of networks, if they are several."""
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; known: {', '.join(get_args(PresetName))}")
     found = PRESETS[name](method, data, images_per_class)
     if method == "vbpc":
         found = replace(found, decays=True)
-        return _for_several(found, data) if several else found
-    if several:
-        raise ValueError(
-            f"networks must name one, since {method} learns from its experts; for several use method='vbpc'"
-        )
-    return found
+        return _for_several(found, data) if kinds > 1 else found
+    return _with_experts_of(found, kinds) if kinds > 1 else found
 
 
 # Teachers by data set, for `teach` and for sets for several kinds, which begin with their probabilities: worth 4 to 7 points
@@ -187,6 +183,14 @@ def _for_several(plan: Preset, data: str) -> Preset:
     return replace(
         plan, settings=plan.settings | settings | {"augmentation": moves}, widths=None, teacher=TEACHERS.get(data)
     )
+
+
+def _with_experts_of(plan: Preset, kinds: int) -> Preset:
+    """Two experts of each kind at least."""
+    assert plan.experts is not None
+    training = plan.experts.training
+    more = {"experts": max(training["experts"], 2 * kinds)} if "experts" in training else {}
+    return replace(plan, widths=None, experts=replace(plan.experts, training=training | more))
 
 
 def _check(method: str, images_per_class: int) -> None:

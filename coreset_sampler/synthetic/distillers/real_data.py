@@ -52,7 +52,7 @@ class RealData:
         for rows in torch.randperm(self.n, generator=generator).split(size):
             yield self.rows(rows)
 
-    def segment(self, epochs: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    def segment(self, epochs: int, generator: Generator, kind: int) -> tuple[Tensor, Tensor]:
         """Real data alone have no experts."""
         raise ValueError("this method learns from experts: pass Experts(folder, data), made by train_experts")
 

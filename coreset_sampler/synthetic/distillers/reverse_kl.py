@@ -33,7 +33,7 @@ class ReverseKL(ExpertMatching):
         samples: of the Gaussian; at least two, or there is no covariance.
         noise: deviation of the Gaussian.
         batch: real examples in a step.
-        network, inner_steps, inner_lr, lr, momentum, augmentation: as for every method that learns from experts
+        network, inner_steps, inner_lr, lr, momentum, augmentation, bounds: as for every method that learns from experts
             (`ExpertMatching`).
     """
 
@@ -72,7 +72,8 @@ class ReverseKL(ExpertMatching):
         seen, real = self._augmented(inputs, draw), self._augmented(real, draw)
         with torch.no_grad():
             losses = [
-                self.loss(self.flat(each, real), real_targets) - self.loss(self.flat(each, seen), state.targets)
+                self.loss(self.flat(state)(each, real), real_targets)
+                - self.loss(self.flat(state)(each, seen), state.targets)
                 for each in thetas
             ]
         gaps = torch.stack(losses)
@@ -80,7 +81,7 @@ class ReverseKL(ExpertMatching):
         weights = (gaps.mean() - gaps) * len(inputs) / self.samples
         gradient = torch.zeros_like(state.inputs)
         for weight, each in zip(weights, thetas, strict=True):
-            own = self.loss(self.flat(each, self._augmented(inputs, draw)), state.targets)
+            own = self.loss(self.flat(state)(each, self._augmented(inputs, draw)), state.targets)
             gradient += torch.autograd.grad(weight * own, inputs)[0]
         return gradient, float(gaps.mean())
 

@@ -50,8 +50,11 @@ class Source(Protocol):
         """Random real examples: inputs as a network sees them, and class numbers or soft targets."""
         ...
 
-    def segment(self, epochs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A random expert's flat parameters at a random early epoch, and `epochs` later: `(size,)` each."""
+    def segment(self, epochs: int, generator: torch.Generator, kind: int) -> tuple[Tensor, Tensor]:
+        """A random expert's flat parameters at a random early epoch, and `epochs` later: `(size,)` each.
+
+        The expert is of this kind of network; where there is one kind, that is 0.
+        """
         ...
 
 

@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from ...randomness import seeded
 from ..inference.last_layer import LastLayerPosterior
-from ..networks import Network
+from ..networks import Network, makers
 from ..tiles import pack, unpack
 from . import adam, pixels
 from .augment import Augmentation
-from .beginning import Bounds, check_bounds, learned_targets
+from .beginning import Bounds, bounded, check_bounds, learned_targets
 from .pool import PoolNetwork, Precision
 from .state import DivergedError, Info, Source, State
 
@@ -96,16 +96,12 @@ class Variational:
 
     def __post_init__(self) -> None:
         pixels.check_settings(self)
-        if not callable(self.network) and not self.network:
-            raise ValueError(
-                "network must be a function that makes one, or a list of such functions, got an empty list"
-            )
+        makers(self.network)
         if self.pool_loss not in get_args(PoolLoss):
             raise ValueError(f"pool_loss must be one of {', '.join(get_args(PoolLoss))}, got {self.pool_loss!r}")
         if self.precision not in get_args(Precision):
             raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
-        if self.bounds is not None:
-            check_bounds(self.bounds)
+        check_bounds(self.bounds)
 
     def init(self, inputs: Tensor, targets: Tensor, *, seed: int = 0) -> State:
         """The state before the first step: these examples, their targets centred and scaled, a pool of fresh networks.
@@ -197,14 +193,7 @@ class Variational:
         targets, more = adam.move(
             "targets", state.targets, gradients[1], state.memory, lr=self.label_lr * fall, count=count
         )
-        inputs = self._bounded(inputs)
-        return replace(state, inputs=inputs, targets=targets, memory=state.memory | memory | more)
-
-    def _bounded(self, inputs: Tensor) -> Tensor:
-        if self.bounds is None:
-            return inputs
-        low, high = (torch.tensor(each).to(inputs).view(-1, *[1] * (inputs.ndim - 2)) for each in self.bounds)
-        return inputs.clamp(low, high)
+        return replace(state, inputs=bounded(inputs, self.bounds), targets=targets, memory=state.memory | memory | more)
 
     def _train(self, state: State, chosen: int, generator: Generator) -> State:
         """One step of Adam on the coreset for this network, or a fresh one if it is too old."""
@@ -263,8 +252,9 @@ class Variational:
 
     @cached_property
     def _kinds(self) -> tuple[PoolNetwork, ...]:
-        makers = (self.network,) if callable(self.network) else tuple(self.network)
-        return tuple(PoolNetwork(network, compiled=self.compiled, precision=self.precision) for network in makers)
+        return tuple(
+            PoolNetwork(make, compiled=self.compiled, precision=self.precision) for make in makers(self.network)
+        )
 
     def _augmented(self, generator: Generator, *batches: Tensor) -> tuple[Tensor, ...]:
         if self.augmentation is None:

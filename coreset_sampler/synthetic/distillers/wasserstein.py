@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from . import inner, pixels
 from .expert_matching import ExpertMatching
@@ -34,7 +35,7 @@ class Wasserstein(ExpertMatching):
         inner_lr: where the learned inner learning rate begins.
         inner_lr_lr: the learning rate of the inner learning rate (MTT's `lr_lr`); 0 leaves it as it is.
         recompute: trade a third more time for the memory of one step.
-        network, inner_steps, lr, momentum, augmentation: as for every method that learns from experts
+        network, inner_steps, lr, momentum, augmentation, bounds: as for every method that learns from experts
             (`ExpertMatching`).
     """
 
@@ -56,12 +57,15 @@ class Wasserstein(ExpertMatching):
         start, expert = self._segment(source, state, self.epochs, generator)
         draws = torch.randint(2**62, (self.inner_steps,), generator=generator).tolist()
         distance = self.recomputed if self.recompute else self.unrolled
-        value, gradient, lr_gradient = distance(state, start, expert, draws)
+        with sdpa_kernel(SDPBackend.MATH):  # the other kinds of attention can be differentiated but once
+            value, gradient, lr_gradient = distance(state, start, expert, draws)
         velocity = self.momentum * state.memory["inner_lr_momentum"] + lr_gradient
         inner_lr = state.memory["inner_lr"] - self.inner_lr_lr * velocity
         lower = {"lr": self.lr, "inner_lr_lr": self.inner_lr_lr, "inner_lr": self.inner_lr}
         memory = {"inner_lr": inner_lr, "inner_lr_momentum": velocity}
-        moved = pixels.move(state, gradient, lr=self.lr, momentum=self.momentum, lower=lower, **memory)
+        moved = pixels.move(
+            state, gradient, lr=self.lr, momentum=self.momentum, bounds=self.bounds, lower=lower, **memory
+        )
         if inner_lr <= 0:
             raise DivergedError(
                 f"the inner learning rate fell to {float(inner_lr):g} at step {state.step}: lower inner_lr_lr "
@@ -74,7 +78,7 @@ class Wasserstein(ExpertMatching):
         inputs, inner_lr = (value.detach().requires_grad_() for value in (state.inputs, state.memory["inner_lr"]))
         theta = start.detach().requires_grad_()
         for draw in draws:
-            theta = theta - inner_lr * self._gradient(theta, inputs, state.targets, draw)
+            theta = theta - inner_lr * self._gradient(state, theta, inputs, draw)
         value = _distance(theta, start, expert)
         gradient, lr_gradient = torch.autograd.grad(value, (inputs, inner_lr))
         return float(value.detach()), gradient, lr_gradient
@@ -89,7 +93,7 @@ class Wasserstein(ExpertMatching):
         inputs, inner_lr = state.inputs.detach().requires_grad_(), state.memory["inner_lr"]
         thetas = [start.detach().clone()]
         for draw in draws:
-            step = self._gradient(thetas[-1].requires_grad_(), state.inputs, state.targets, draw, graph=False)
+            step = self._gradient(state, thetas[-1].requires_grad_(), state.inputs, draw, graph=False)
             thetas.append(thetas[-1].detach() - inner_lr * step)
         last = thetas.pop().requires_grad_()
         value = _distance(last, start, expert)
@@ -97,18 +101,18 @@ class Wasserstein(ExpertMatching):
         gradient, lr_gradient = torch.zeros_like(inputs), torch.zeros_like(inner_lr)
         for draw in reversed(draws):
             theta = thetas.pop()
-            slope = adjoint @ self._gradient(theta, inputs, state.targets, draw)
+            slope = adjoint @ self._gradient(state, theta, inputs, draw)
             of_theta, of_inputs = torch.autograd.grad(slope, (theta, inputs))
             gradient -= inner_lr * of_inputs
             lr_gradient -= slope.detach()
             adjoint = adjoint - inner_lr * of_theta
         return float(value.detach()), gradient, lr_gradient
 
-    def _gradient(self, theta: Tensor, inputs: Tensor, targets: Tensor, draw: int, *, graph: bool = True) -> Tensor:
+    def _gradient(self, state: State, theta: Tensor, inputs: Tensor, draw: int, *, graph: bool = True) -> Tensor:
         """The gradient for the parameters, itself differentiable with `graph`."""
         if self.augmentation is not None:
             inputs = self.augmentation(inputs, Generator().manual_seed(draw))
-        loss = self.loss(self.flat(theta, inputs), targets)
+        loss = self.loss(self.flat(state)(theta, inputs), state.targets)
         (gradient,) = torch.autograd.grad(loss, theta, create_graph=graph)
         return gradient
 
