@@ -198,14 +198,14 @@ def _quality_by_own(store: ScoreStore, model: NoiseModel) -> Tensor:
 
 def _probabilities(logits: Tensor) -> Probabilities:
     """`softmax(logits / temperature)` of each temperature asked for."""
-    columns = logits.double().T.contiguous()
+    columns = logits.T.to(torch.float64, memory_format=torch.contiguous_format)
     return lru_cache(max(1, _HELD // columns.numel()))(lambda temperature: (columns / temperature).softmax(0))
 
 
 def _best_temperature(
     probabilities: Probabilities, fit: Callable[[Tensor], Fit], near: float | None = None
 ) -> tuple[Fit, float]:
-    """The best fit, and its temperature: a coarse search, then a fine one around its best.
+    """The best fit, and its temperature: a coarse search, then a climb over fine steps from its best.
 
     Where it is known to be `near` a temperature, the coarse search climbs from there: a few fits in place of all.
     """
@@ -214,17 +214,18 @@ def _best_temperature(
     def at(temperature: float) -> Fit:
         return fit(probabilities(temperature))
 
-    def best(temperatures: Sequence[float]) -> float:
-        return max(temperatures, key=lambda temperature: at(temperature)[0])
+    def top(temperatures: Sequence[float], place: int) -> float:
+        before = -1
+        while place != before:
+            around, before = range(max(0, place - 1), min(place + 2, len(temperatures))), place
+            place = max(around, key=lambda place: at(temperatures[place])[0])
+        return temperatures[place]
 
     if near is None:
-        coarse = best(_COARSE)
+        coarse = max(_COARSE, key=lambda temperature: at(temperature)[0])
     else:
-        coarse, before = min(_COARSE, key=lambda temperature: abs(math.log(temperature / near))), 0.0
-        while coarse != before:
-            place, before = _COARSE.index(coarse), coarse
-            coarse = best(_COARSE[max(0, place - 1) : place + 2])
-    found = best([coarse * factor for factor in _FINE])
+        coarse = top(_COARSE, min(range(len(_COARSE)), key=lambda place: abs(math.log(_COARSE[place] / near))))
+    found = top([coarse * factor for factor in _FINE], len(_FINE) // 2)
     return at(found), found
 
 
@@ -234,7 +235,7 @@ def _fit_matrix(q: Tensor, labels: Tensor, shares: Tensor, by_label: Tensor) -> 
     matrix = torch.full((classes, classes), 0.3 / max(classes - 1, 1), dtype=torch.float64)
     matrix.fill_diagonal_(0.7)
     prior = _PRIOR * torch.eye(classes, dtype=torch.float64) + _FLOOR * shares
-    labelled = q[:, by_label].split(torch.bincount(labels, minlength=classes).tolist(), 1)
+    labelled = q.gather(1, by_label.expand(classes, -1)).split(torch.bincount(labels, minlength=classes).tolist(), 1)
     for _ in range(_ROUNDS):  # with the examples of a label together, which takes half of the time
         columns = zip(labelled, matrix.unbind(1), strict=True)
         counts = matrix * torch.stack(
@@ -246,7 +247,7 @@ def _fit_matrix(q: Tensor, labels: Tensor, shares: Tensor, by_label: Tensor) -> 
 
 def _fit_background(q: Tensor, labels: Tensor, shares: Tensor) -> Fit:
     """One rate for all classes, by expectation-maximisation from 30 % wrong labels; these have the labels' `shares`."""
-    own, anything = _own(q, labels), shares[labels]
+    own, anything = _own(q, labels), shares.index_select(0, labels)
     rate = 0.3
     for _ in range(2 * _ROUNDS):
         other = rate * anything
@@ -263,9 +264,9 @@ def _loglik_clean(q: Tensor, labels: Tensor, shares: Tensor) -> Fit:
     where there is no more than the other.
     """
     at_share = q * (shares / q.mean(1).clamp(min=1e-300))[:, None]
-    logliks = []
+    logliks, anything = [], shares.index_select(0, labels)
     for own in (_own(q, labels), _own(at_share, labels) / at_share.sum(0).clamp(min=1e-300)):
-        logliks.append(float(((1 - _FLOOR) * own + _FLOOR * shares[labels]).log().sum()))
+        logliks.append(float(((1 - _FLOOR) * own + _FLOOR * anything).log().sum()))
     return max(logliks), shares
 
 
@@ -280,7 +281,7 @@ def _loglik(q: Tensor, labels: Tensor, matrix: Tensor) -> float:
 
 def _likelihood(q: Tensor, labels: Tensor, matrix: Tensor) -> Tensor:
     """Of each label, over the true classes: `(n,)`."""
-    return (q * matrix[:, labels]).sum(0).clamp(min=1e-300)
+    return matrix.gather(1, labels.expand(len(q), -1)).mul_(q).sum(0).clamp_(min=1e-300)
 
 
 def _right(q: Tensor, labels: Tensor, matrix: Tensor) -> Tensor:
@@ -299,6 +300,8 @@ def _some_rows(values: Tensor, labels: Tensor, most: int = 10**9) -> tuple[Tenso
     if len(rows) > most:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(_SEED))
         rows = rows[order[:most].sort().values]
-    some = values[rows.to(values.device)].to("cpu", torch.float64)
+    some, labels = values.index_select(0, rows.to(values.device)).to("cpu", torch.float64), labels.cpu()[rows]
+    if bool(some.sum().isfinite()):  # no NaN is lost in a sum, and no infinity
+        return some, labels
     finite = some.isfinite().all(1)
-    return some[finite], labels.cpu()[rows][finite]
+    return some[finite], labels[finite]
