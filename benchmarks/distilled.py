@@ -69,7 +69,8 @@ def work(job: Row, args: argparse.Namespace) -> Row:
 def jobs_of(args: argparse.Namespace) -> list[Row]:
     """Each network, training set and seed."""
     learned = load_coreset(args.coreset)
-    against = args.against or ["random", "herding", *([PACKED] if learned.tiles > 1 else [])]
+    applies = ["random", "herding", *([PACKED] if learned.tiles > 1 else [])]
+    against = applies if args.against is None else args.against
     about = {"data": Path(args.data).name, "on": "validation" if args.validation else "test", "coreset": args.name}
     about |= {"size": learned.size, "steps": args.steps, "bf16": args.bf16, "widths": args.widths}
     return [
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument(
         "--widths", type=int, nargs="+", help="of networks of ours (default: as the set says, or their own)"
     )
-    parser.add_argument("--against", nargs="+", help="real images (default: all that apply)")
+    parser.add_argument("--against", nargs="*", help="real images, none if none is named (default: all that apply)")
     parser.add_argument("--seed", type=int, default=0, help="the first")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="of training (default: the recipe's)")
