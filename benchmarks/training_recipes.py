@@ -30,7 +30,7 @@ NETWORKS = {
     "instance norm": "convnet:32-64-128",
     "no norm": "alexnet:32-48-64-48-48",
 }
-FIRST: Row = {"labels": "soft", "augmentation": "shift+flip"}
+FIRST: Row = {"labels": "soft", "optimizer": "adamw", "augmentation": "shift+flip"}
 TRIALS: dict[str, Row] = {
     "first": {},
     "lr / 3": {"lr": 1 / 3},
@@ -45,6 +45,9 @@ TRIALS: dict[str, Row] = {
     "cutmix, twice the steps": {"cutmix": 1.0, "steps": 2},
     "cutmix, four times the steps": {"cutmix": 1.0, "steps": 4},
     "cutmix, scale, four times": {"cutmix": 1.0, "steps": 4, "augmentation": "shift+flip+scale"},
+    "muon": {"optimizer": "muon"},
+    "muon, lr / 3": {"optimizer": "muon", "lr": 1 / 3},
+    "muon, three times the steps": {"optimizer": "muon", "steps": 3},
     "own": {"labels": "own"},
 }
 """What each changes; `lr` and `steps` are factors of what `recipe_for` said before."""

@@ -113,5 +113,7 @@ def _settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         known = settings_of_inference(by)
         if not equals or name not in known:
             raise ValueError(f"--set takes {by}.NAME=VALUE with NAME one of {', '.join(known)}, got {text!r}")
-        settings.setdefault(by, {})[name] = assignments([text], words=("recipe.labels", "recipe.augmentation"))[path]
+        settings.setdefault(by, {})[name] = assignments(
+            [text], words=("recipe.labels", "recipe.augmentation", "recipe.optimizer")
+        )[path]
     return settings

@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ..layers import device_of, devices_of
 from ..randomness import check_default_device, seeded
 from .dataset import SyntheticCoreset
+from .muon import MUON_RATE, Muon, hidden_matrices
 from .per_image import changed, mixed, one_hot, pasted
 from .targets import Targets, loss_of, targets_as
 from .training import TrainingRecipe, recipe_for
@@ -166,8 +168,8 @@ def _prepared(
 
 def _train(model: nn.Module, examples: _Examples, recipe: TrainingRecipe, generator: Generator, bf16: bool) -> None:
     """All steps of the recipe; a loss that is not finite ends it with what to lower."""
-    optimizer = _optimizer(model, recipe)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=recipe.steps)
+    optimizers = _optimizers(model, recipe)
+    schedules = [OneCycleLR(each, each.defaults["lr"], total_steps=recipe.steps) for each in optimizers]
     device = device_of(model)
     model.train()
     for step, rows in enumerate(_batches(len(examples.targets), recipe, generator)):
@@ -178,10 +180,12 @@ def _train(model: nn.Module, examples: _Examples, recipe: TrainingRecipe, genera
         loss = loss_of(examples.coreset, recipe.labels, logits.float() if bf16 else logits, y.to(device))
         if not math.isfinite(float(loss.detach())):
             raise ValueError(_diverged(step, recipe, float(loss.detach())))
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        optimizer.step()
-        schedule.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
 
 
 def _check_classes(logits: Tensor, targets: Tensor, coreset: SyntheticCoreset) -> None:
@@ -217,11 +221,16 @@ def _diverged(step: int, recipe: TrainingRecipe, loss: float) -> str:
     return f"the loss became {loss} at step {step} of {recipe.steps} ({recipe.loss}, lr {recipe.lr:g}); {lower}{soft}"
 
 
-def _optimizer(model: nn.Module, recipe: TrainingRecipe) -> torch.optim.Optimizer:
-    parameters = [p for p in model.parameters() if p.requires_grad]
+def _optimizers(model: nn.Module, recipe: TrainingRecipe) -> list[torch.optim.Optimizer]:
+    """One, or Muon for the matrices that it is made for and AdamW for what is left."""
+    lr, decay = recipe.lr, recipe.weight_decay
+    matrices = hidden_matrices(model) if recipe.optimizer == "muon" else []
+    taken = {id(weight) for weight in matrices}
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in taken]
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(parameters, recipe.lr, momentum=0.9, weight_decay=recipe.weight_decay)
-    return torch.optim.AdamW(parameters, recipe.lr, weight_decay=recipe.weight_decay)
+        return [torch.optim.SGD(others, lr, momentum=0.9, weight_decay=decay)]
+    muon = [Muon(matrices, MUON_RATE * lr, weight_decay=decay)] if matrices else []
+    return [*muon, *([torch.optim.AdamW(others, lr, weight_decay=decay)] if others or not muon else [])]
 
 
 def _batches(n: int, recipe: TrainingRecipe, generator: Generator) -> Iterable[Tensor]:

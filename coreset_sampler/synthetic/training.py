@@ -22,7 +22,7 @@ Kind = Literal["batch norm", "instance norm", "group norm", "transformer", "no n
 """What a network is made of, as far as it matters for training on few images."""
 
 Loss = Literal["cross-entropy", "squared-error"]
-Optimizer = Literal["adamw", "sgd"]
+Optimizer = Literal["adamw", "sgd", "muon"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,10 @@ class TrainingRecipe:
         kind: of network that it is for; only said, not used.
         loss: `"cross-entropy"`, or `"squared-error"` on targets that were learned for it.
         labels: `"own"` as stored, `"soft"` probabilities, `"hard"` class numbers.
-        optimizer: `"adamw"`, or `"sgd"` with momentum 0.9; both along one cycle: up for a third of the steps, then down.
-        lr, weight_decay: of the optimizer; the rate is that of the cycle's top.
+        optimizer: `"adamw"`; `"sgd"` with momentum 0.9; or `"muon"`: orthogonalised momentum for weight matrices, AdamW for
+            norms, biases and the head. All along one cycle: up for a third of the steps, then down.
+        lr, weight_decay: of the optimizer; the rate is that of the cycle's top. Weight matrices under `"muon"` get 30
+            times `lr`, so that one `lr` does for it and for AdamW.
         steps, batch_size: how many batches, of how many images.
         augmentation: changes drawn for each image at each visit, of `"shift"`, `"flip"`, `"scale"` and `"cutout"`.
         mixing, cutmix: alpha of mixup and of cutmix, drawn for each image; 0 for none. With both, each batch gets one of
@@ -108,9 +110,14 @@ def recipe_for(coreset: SyntheticCoreset, model: nn.Module, *, labels: Targets |
         labels = "own" if home else "hard" if coreset.target_kind == "hard" else "soft"
     if labels == "own" and coreset.target_kind == "regression":
         return TrainingRecipe(kind, "squared-error", "own", lr=_RATES[kind], augmentation=())
-    steps = 1800 if kind in _SLOW else 900
     return TrainingRecipe(
-        kind, "cross-entropy", labels, lr=_RATES[kind], steps=steps, augmentation=_augmentation(coreset)
+        kind,
+        "cross-entropy",
+        labels,
+        "muon" if kind == "instance norm" else "adamw",
+        lr=_RATES[kind],
+        steps=1800 if kind in _SLOW else 900,
+        augmentation=_augmentation(coreset),
     )
 
 

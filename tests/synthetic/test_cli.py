@@ -221,7 +221,9 @@ def test_the_command_runs_as_a_module():
 
 
 def test_settings_that_are_text_need_no_quotes():
-    found = _settings(["recipe.augmentation=shift+flip", "recipe.labels=hard", 'recipe.labels="soft"', "sgd.steps=3"])
-    assert found == {"recipe": {"augmentation": "shift+flip", "labels": "soft"}, "sgd": {"steps": 3}}
+    words = ["recipe.augmentation=shift+flip", "recipe.labels=hard", 'recipe.labels="soft"', "recipe.optimizer=muon"]
+    found = _settings([*words, "sgd.steps=3"])
+    of_recipe = {"augmentation": "shift+flip", "labels": "soft", "optimizer": "muon"}
+    assert found == {"recipe": of_recipe, "sgd": {"steps": 3}}
     with pytest.raises(ValueError, match="--set takes NAME=VALUE"):
         _settings(["recipe.lr=fast"])

@@ -75,12 +75,19 @@ def test_networks_that_learn_slowly_get_more_steps_away_from_home(norm, steps):
     assert recipe_for(REAL, small(norm)).steps == steps
 
 
+@pytest.mark.parametrize(("norm", "optimizer"), [("batch", "adamw"), ("group", "adamw"), ("instance", "muon")])
+def test_instance_norm_networks_are_trained_by_muon_away_from_home(norm, optimizer):
+    assert recipe_for(REAL, small(norm)).optimizer == optimizer
+    assert recipe_for(LEARNED, small(norm), labels="soft").optimizer == optimizer
+    assert recipe_for(LEARNED, small()).optimizer == "adamw"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"loss": "hinge"}, "loss must be one of cross-entropy, squared-error, got 'hinge'"),
         ({"labels": "raw"}, "labels must be one of hard, soft, own, got 'raw'"),
-        ({"optimizer": "lion"}, "optimizer must be one of adamw, sgd, got 'lion'"),
+        ({"optimizer": "lion"}, "optimizer must be one of adamw, sgd, muon, got 'lion'"),
         ({"lr": 0}, "lr must be positive, got 0"),
         ({"steps": -1}, "steps must be positive, got -1"),
         ({"mixing": -0.1}, "mixing must be at least 0, got -0.1"),
@@ -106,7 +113,7 @@ def test_a_loss_that_the_targets_are_not_meant_for_is_refused():
 
 
 @pytest.mark.parametrize("labels", ["own", "soft", "hard"])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_fit_learns_the_set_by_every_kind_of_label_and_leaves_the_world_as_it_was(labels, optimizer):
     recipe = replace(recipe_for(LEARNED, small(), labels=labels), steps=60, optimizer=optimizer, augmentation=())
     recipe = replace(recipe, lr=0.02)
@@ -130,7 +137,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others():
 
 
 def test_training_is_adamw_along_one_cycle_written_out():
-    recipe = replace(recipe_for(LEARNED, small(), labels="soft"), steps=4, batch_size=10, augmentation=())
+    recipe = replace(recipe_for(LEARNED, small("group"), labels="soft"), steps=4, batch_size=10, augmentation=())
     model, by_hand = small(), small()
     fit(model, LEARNED, recipe)
     optimizer = torch.optim.AdamW(by_hand.parameters(), recipe.lr, weight_decay=recipe.weight_decay)

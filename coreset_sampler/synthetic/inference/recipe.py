@@ -12,7 +12,7 @@ from ..dataset import SyntheticCoreset
 from ..fitting import fit
 from ..networks import Network, fresh
 from ..targets import Targets
-from ..training import recipe_for
+from ..training import Optimizer, recipe_for
 from .predict import Inference, Predictive, averaged
 
 
@@ -20,6 +20,7 @@ def by_recipe(
     *,
     networks: int = 1,
     labels: Targets | None = None,
+    optimizer: Optimizer | None = None,
     lr: float | None = None,
     weight_decay: float | None = None,
     steps: int | None = None,
@@ -33,9 +34,9 @@ def by_recipe(
 
     `augmentation` is text, `"shift+flip+cutout"`, so that the command line can say it.
     """
-    said = {"lr": lr, "weight_decay": weight_decay, "steps": steps, "batch_size": batch_size, "mixing": mixing}
-    said |= {"cutmix": cutmix}
-    changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    said: dict[str, Any] = {"optimizer": optimizer, "lr": lr, "weight_decay": weight_decay, "steps": steps}
+    said |= {"batch_size": batch_size, "mixing": mixing, "cutmix": cutmix}
+    changes = {name: value for name, value in said.items() if value is not None}
     if augmentation is not None:
         changes["augmentation"] = tuple(part for part in augmentation.split("+") if part)
     if networks < 1:
