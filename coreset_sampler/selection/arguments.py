@@ -103,9 +103,9 @@ def check_observed(indices: Any, logits: Any, n: int, labels: Tensor, classes: i
     if len(at) != len(logits):
         raise ValueError(f"indices and logits must have as many rows, got {len(at)} and {len(logits)}")
     at = at.to("cpu", torch.int64)
-    low, high = at.aminmax() if len(at) else (0, 0)
-    if not 0 <= int(low) <= int(high) < n:
-        raise ValueError(f"indices must be in [0, {n}), got {int(low)} to {int(high)}: they count the data set")
+    low, high = map(int, at.aminmax()) if len(at) else (0, 0)
+    if not 0 <= low <= high < n:
+        raise ValueError(f"indices must be in [0, {n}), got {low} to {high}: they count the data set")
     if logits.shape[1] != classes if classes is not None else logits.shape[1] < needed:
         what = f"{classes} as before" if classes is not None else f"at least {needed}, the labels' classes"
         raise ValueError(f"logits must have one column per class, {what}, got {logits.shape[1]}")

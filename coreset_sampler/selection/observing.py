@@ -204,7 +204,7 @@ class Observing:
                 f"observe is given logits, and noise={self._noise[0]!r} of the strategy's posterior needs the head's input: "
                 "leave the calls of observe out, so that the model is watched, or pass Trajectory(noise=None)"
             )
-        if not (self.wanted or self.strategy_reads) and distributed.world()[1] > 1:
+        if distributed.world()[1] > 1 and not (self.wanted or self.strategy_reads):
             raise ValueError("observe in several processes needs watch=True in each, so that they put scores together")
         if not self.explicit:
             self.rely_on_observe()

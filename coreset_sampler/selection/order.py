@@ -42,9 +42,12 @@ def systematic_draw(coreset: Coreset, size: int, generator: torch.Generator) -> 
 
     Systematic resampling is unbiased, and has less variance than independent draws.
     """
-    shuffled = torch.randperm(len(coreset), generator=generator)
-    times = comb(coreset.weights[shuffled], size, generator)
-    drawn = coreset.indices[shuffled].repeat_interleave(times, output_size=size)
+    shuffled, weights = torch.randperm(len(coreset), generator=generator), coreset.weights
+    drawn = coreset.indices[shuffled]
+    if size == len(coreset) and weights.min() == weights.max():  # each once, as a comb would have it
+        torch.rand((), generator=generator, dtype=torch.float64)  # which takes one number
+    else:
+        drawn = drawn.repeat_interleave(comb(weights[shuffled], size, generator), output_size=size)
     return drawn[torch.randperm(size, generator=generator)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -66,16 +66,10 @@ class ScoringView:
         )
         self._forward = forward_fn or partial(default_forward, classes=self.classes)
         self._lengths, self._dtype = lengths, dtype
-        self._own = {
-            **dict(self._model.named_parameters(remove_duplicate=False)),
-            **dict(self._model.named_buffers(remove_duplicate=False)),
-        }
-        own_buffers = {} if is_sharded(model) else dict(self._model.named_buffers())
-        buffers = distributed.buffers_of_first(own_buffers)
-        self._buffers = {id(self._own[name]): value for name, value in buffers.items()}
+        if distributed.world()[1] > 1:
+            _ = self._buffers  # which all processes find together, also those that will run nothing
         self._state: ModelState | None = None
         self._written: set[int] = set()  # ids of tensors that a forward writes to
-        self._device = device_of(self._model)
         self._share, self._large = True, False
         self._width = 0  # of embeddings
 
@@ -85,6 +79,23 @@ class ScoringView:
         if self._before_use is not None:
             self._before_use()
         return self._model
+
+    # Found at the first use: a strategy that reads what training said of the examples runs nothing.
+    @cached_property
+    def _own(self) -> dict[str, Tensor]:
+        return {
+            **dict(self._model.named_parameters(remove_duplicate=False)),
+            **dict(self._model.named_buffers(remove_duplicate=False)),
+        }
+
+    @cached_property
+    def _buffers(self) -> dict[int, Tensor]:
+        own = {} if is_sharded(self._model) else dict(self._model.named_buffers())
+        return {id(self._own[name]): value for name, value in distributed.buffers_of_first(own).items()}
+
+    @cached_property
+    def _device(self) -> torch.device:
+        return device_of(self._model)
 
     def gradients(self, groups: Iterable[Tensor], draws: Sequence[Draw] = ({},)) -> Iterator[Tensor]:
         """See `View.gradients`."""

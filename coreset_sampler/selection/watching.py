@@ -138,7 +138,7 @@ class Watch:
             return f"it gives {classes} logits, and labels go up to {self._last_class}"
         self.position, self.largest = at + rows, max(self.largest, rows)
         indices, seen = self.order[at : at + rows], visible_labels(args, named)
-        if are_mixed(seen):
+        if seen is not None and are_mixed(seen):
             return None  # mixed examples: the rows belong to no single one, and are left out
         logits = logits.to(torch.float32, copy=True)  # a loop may write into its own
         seen = None if seen is None else class_numbers(seen)
@@ -193,10 +193,11 @@ def _nobody() -> None:
 
 def visible_labels(args: Any, named: Mapping[str, Any]) -> Tensor | None:
     """Labels among what a model is called with: by keyword, or in a dict."""
-    for given in (named, *(arg for arg in args if isinstance(arg, Mapping))):
-        for key in LABEL_KEYS:
-            if isinstance(given.get(key), Tensor):
-                return given[key]  # type: ignore[no-any-return]
+    for given in (named, *args):
+        if given is named or (type(given) is not Tensor and isinstance(given, Mapping)):  # asking a tensor takes longer
+            for key in LABEL_KEYS if given else ():
+                if isinstance(given.get(key), Tensor):
+                    return given[key]  # type: ignore[no-any-return]
     return None
 
 

@@ -17,7 +17,7 @@ from scenarios import digits, train, trained_net
 from torch.utils.data import DataLoader, Dataset
 
 from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, WeightedDataset, strategies
-from coreset_sampler.selection.order import systematic_draw
+from coreset_sampler.selection.order import comb, systematic_draw
 
 
 class Recorded(Dataset):
@@ -134,6 +134,19 @@ def test_the_distributed_sampler_takes_all_that_the_plain_one_takes():
     plain, shared = (inspect.signature(cls).parameters for cls in (CoresetSampler, DistributedCoresetSampler))
     assert shared.keys() - plain.keys() == {"num_replicas", "rank", "drop_last"}
     assert all(str(shared[name]) == str(plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("weight", [1.0, 10.0, 50_000 / 7])
+def test_equal_weights_are_drawn_once_each_in_the_order_that_a_comb_gives(weight):
+    coreset = Coreset(torch.arange(1, 300, 3), torch.full((100,), weight))
+    for seed in range(20):
+        drawn, generator = (systematic_draw(coreset, 100, g := torch.Generator().manual_seed(seed)), g)
+        after, again = torch.rand(1, generator=generator), torch.Generator().manual_seed(seed)
+        shuffled = torch.randperm(100, generator=again)
+        times = comb(coreset.weights[shuffled], 100, again)
+        by_comb = coreset.indices[shuffled].repeat_interleave(times)[torch.randperm(100, generator=again)]
+        assert drawn.equal(by_comb)
+        assert after.equal(torch.rand(1, generator=again)), "as many random numbers"
 
 
 def test_drawing_in_proportion_is_unbiased_and_never_off_by_more_than_one():

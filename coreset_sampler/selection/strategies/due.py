@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,9 +72,9 @@ def select_watched(
 
 def _first(due: Tensor, ties: Tensor, size: int) -> Tensor:
     """The `size` examples that are due first, in this order; of those due at once the one with the smaller tie."""
-    rows = (due <= due.kthvalue(size).values).nonzero().flatten()  # sorting all would take most of a selection's time
-    rows = rows[torch.argsort(ties[rows])]
-    return rows[torch.argsort(due[rows], stable=True)][:size]
+    times = due.numpy()
+    rows = np.flatnonzero(times <= np.partition(times, size - 1)[size - 1])  # sorting all would take most of the time
+    return torch.from_numpy(rows[np.lexsort((ties.numpy()[rows], times[rows]))][:size])
 
 
 def equal(picks: Tensor, n: int) -> Coreset:
