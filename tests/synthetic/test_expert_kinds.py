@@ -246,6 +246,8 @@ def test_presets_train_two_experts_of_each_kind_at_least():
         assert [plan.experts.training["experts"] for plan in plans] == [6, 6, 12]
         assert [plan.widths for plan in plans] == [(16, 32, 64), None, None]
         assert plans[0] == cpu(method, "digits", 1)
+        rates = [preset("cpu", method, "digits", 10, kinds=kinds).settings["lr"] for kinds in (1, 6)]
+        assert rates[1] == (rates[0] if method == "rkl" else rates[0] / 5)
         assert preset("paper", method, "digits", 1, kinds=len(MANY)).experts.training == {}
 
 

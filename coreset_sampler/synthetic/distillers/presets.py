@@ -106,6 +106,9 @@ _CPU_BY_SIZE: dict[str, tuple[tuple[int, float], tuple[int, float]]] = {
     "fkl": ((200, 100.0), (100, 500.0)),
     "cd": ((300, 100.0), (150, 500.0)),
 }
+# For several kinds of networks, from 10 images per class on: a fifth, the better of the two on held-out images
+# (docs/results.md). Reverse KL and fewer images were not tried.
+_CPU_LR_SEVERAL = {"w": 200.0, "fkl": 100.0, "cd": 100.0}
 _CPU_EXPERTS = ExpertPreset(4, examples=10_000, training={"experts": 6, "epochs": 8, "lr": 0.03, "batch": 64})
 
 # VBPC on a CPU, chosen on training images (docs/cards/variational.md). Short lives: in a few thousand steps networks
@@ -164,6 +167,8 @@ def preset(name: PresetName, method: Method, data: str, images_per_class: int, *
     if method == "vbpc":
         found = replace(found, decays=True)
         return _for_several(found, data) if kinds > 1 else found
+    if kinds > 1 and name == "cpu" and images_per_class >= 10 and method in _CPU_LR_SEVERAL:
+        found = replace(found, settings=found.settings | {"lr": _CPU_LR_SEVERAL[method]})
     return _with_experts_of(found, kinds) if kinds > 1 else found
 
 
