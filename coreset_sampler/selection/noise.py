@@ -42,7 +42,7 @@ _LEAST_MORE = 0.01  # gain of a matrix over one rate: what a weak network confus
 _COARSE = tuple(10 ** (-1 + 0.2 * step) for step in range(11))  # temperatures, 0.1 to 10
 _FINE = (10**-0.1, 10**-0.05, 1.0, 10**0.05, 10**0.1)
 _HALVINGS = 40  # of the interval in which the factor of the odds is sought
-_SUREST = 1e-7  # the least chance that a label is wrong, or right; below it float32 has no numbers
+_LEAST_SHARE = 1e-7  # of right labels
 
 Fit = tuple[float, Tensor]
 """A log likelihood and the noise matrix it belongs to."""
@@ -101,20 +101,20 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
         (noisy, matrix), near = _best_temperature(at, partial(fit, labels=labels, shares=shares), known)
         gain = (noisy - clean - parameters) / len(labels)
         if gain > best.gain + least and _is_noisy(noisy - clean, parameters):
-            right = _right(at(near), labels, matrix)
-            best = NoiseModel(near, matrix, float(1 - right.mean()), competent=True, gain=gain)
+            wrong = torch.sigmoid(-_odds(at(near), labels, matrix))
+            best = NoiseModel(near, matrix, float(wrong.mean()), competent=True, gain=gain)
     return best
 
 
-def label_quality(log_probabilities: Tensor, labels: Tensor, model: NoiseModel) -> Tensor:
-    """The probability `(n,)` float32 that each label is right, by the mean of all that the network said of the example.
+def label_odds(log_probabilities: Tensor, labels: Tensor, model: NoiseModel) -> Tensor:
+    """The logarithm `(n,)` float64 of the odds that each label is right, by the mean of all that the network said of it.
 
     The noise matrix stays as it was found at first visits, since what is learned by heart later speaks for every label;
-    the temperature is fitted anew. All are 1 where the model doubts none.
+    the temperature is fitted anew. All are infinite where the model doubts none.
 
     Args:
-        log_probabilities: `(n, classes)`, or logits: the mean over all visits. A row that is not finite (not seen) has
-            quality 1.
+        log_probabilities: `(n, classes)`, or logits: the mean over all visits. Odds of a row that is not finite (not seen) are
+            infinite.
         labels: `(n,)` int64, as given.
         model: of `noise_model`.
 
@@ -126,24 +126,22 @@ def label_quality(log_probabilities: Tensor, labels: Tensor, model: NoiseModel) 
             f"log_probabilities must have a column for each of the model's {len(model.matrix)} classes, got "
             f"{log_probabilities.shape[1]}. Fit noise_model to logits of the same network."
         )
-    quality = torch.ones(len(labels), dtype=torch.float32, device=log_probabilities.device)
-    if not model.competent or model.rate == 0:
-        return quality
+    odds = torch.full((len(labels),), torch.inf, dtype=torch.float64, device=log_probabilities.device)
     some, some_labels = _some_rows(log_probabilities, labels, _ROWS_OF_TEMPERATURE)
-    if not len(some):
-        return quality
+    if not model.competent or model.rate == 0 or not len(some):
+        return odds
     likelihood = partial(_loglik, labels=some_labels, matrix=model.matrix)
     at = _probabilities(some)
     _, temperature = _best_temperature(at, lambda q: (likelihood(q), model.matrix), model.temperature)
     for rows in torch.arange(len(labels)).split(max(1, _CHUNK // len(model.matrix))):
-        part, of = log_probabilities[rows], labels[rows].to(quality.device)
-        right = _right(_probabilities(part)(temperature), of, model.matrix.to(quality.device))
-        quality[rows] = torch.where(right.isfinite(), right, 1.0).float()
-    return quality
+        part, of = log_probabilities[rows], labels[rows].to(odds.device)
+        found = _odds(_probabilities(part)(temperature), of, model.matrix.to(odds.device))
+        odds[rows] = found.nan_to_num(torch.inf)
+    return odds
 
 
 def quality_of(store: ScoreStore, model: NoiseModel) -> Tensor:
-    """`label_quality` `(n,)` float32 by what a store has seen, on average at most the model's share of right labels.
+    """The probability `(n,)` float32 that each label is right, by all that was seen; the mean is at most the model's share.
 
     Never seen: 1. Of projected scores only the label's own probability is known: whatever is not the label is taken to be
     any other class.
@@ -155,45 +153,40 @@ def quality_of(store: ScoreStore, model: NoiseModel) -> Tensor:
     quality, seen = torch.ones(store.n), store.counts > 0
     if not model.competent or model.rate == 0 or not bool(seen.any()):
         return quality
-    found = (
-        _quality_by_own(store, model)
-        if store.projected
-        else label_quality(store.log_probabilities, store.labels, model)
-    )
-    quality[seen] = lowered(found[seen], 1 - model.rate)
+    odds = _odds_by_own(store, model) if store.projected else label_odds(store.log_probabilities, store.labels, model)
+    quality[seen] = lowered(odds[seen], 1 - model.rate).sigmoid().float()
     return quality
 
 
-def lowered(quality: Tensor, most: float) -> Tensor:
-    r"""Qualities `(n,)` in the same order whose mean is at most `most`: all odds $r / (1 - r)$ times one factor up to 1.
+def lowered(odds: Tensor, most: float) -> Tensor:
+    """Log odds `(n,)` in the same order whose probabilities have a mean of at most `most`: less one number for all.
 
     What a network has learned by heart speaks for wrong labels too. It still speaks more for right ones, so that the order
-    is kept when their number is known.
+    is kept when their number is known: in the odds, since probabilities near 1 have none left.
 
     Example:
-        >>> lowered(torch.tensor([0.9, 0.8]), 0.5)  # odds 9 and 4 become 1.5 and 0.67, a sixth
+        >>> lowered(torch.tensor([0.9, 0.8]).logit(), 0.5).sigmoid()  # odds 9 and 4 become 1.5 and 0.67, a sixth
         tensor([0.6000, 0.4000])
 
     Args:
-        quality: `(n,)` in [0, 1].
+        odds: `(n,)` logarithms, finite.
         most: share of right labels.
     """
-    if not len(quality) or float(quality.double().mean()) <= most:
-        return quality
-    odds = torch.logit(quality.double().clamp(_SUREST, 1 - _SUREST))
-    low, high = math.log(max(most, _SUREST) / (1 - most)) - float(odds.max()), 0.0  # the first makes all at most `most`
+    if not len(odds) or float(odds.sigmoid().mean()) <= most:
+        return odds
+    low, high = math.log(max(most, _LEAST_SHARE) / (1 - most)) - float(odds.max()), 0.0  # by low none is above `most`
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if float((odds + middle).sigmoid().mean()) > most else (middle, high)
-    return (odds + low).sigmoid().to(quality.dtype)
+    return odds + low
 
 
-def _quality_by_own(store: ScoreStore, model: NoiseModel) -> Tensor:
+def _odds_by_own(store: ScoreStore, model: NoiseModel) -> Tensor:
     """By the mean probability of the label alone; NaN where never seen."""
     diagonal, labels, own = model.matrix.diag(), store.labels, store.label_probability.double()
     others = (model.matrix.sum(0) - diagonal) / (len(model.matrix) - 1)  # of each label, from any other class
     right, wrong = own * diagonal[labels], (1 - own) * others[labels]
-    return (right / (right + wrong).clamp(min=1e-300)).float()
+    return (right.clamp(min=1e-300) / wrong.clamp(min=1e-300)).log()
 
 
 def _probabilities(logits: Tensor) -> Probabilities:
@@ -276,17 +269,16 @@ def _own(q: Tensor, labels: Tensor) -> Tensor:
 
 
 def _loglik(q: Tensor, labels: Tensor, matrix: Tensor) -> float:
-    return float(_likelihood(q, labels, matrix).log().sum())
+    """Of the labels, over the true classes."""
+    return float(matrix.gather(1, labels.expand(len(q), -1)).mul_(q).sum(0).clamp_(min=1e-300).log().sum())
 
 
-def _likelihood(q: Tensor, labels: Tensor, matrix: Tensor) -> Tensor:
-    """Of each label, over the true classes: `(n,)`."""
-    return matrix.gather(1, labels.expand(len(q), -1)).mul_(q).sum(0).clamp_(min=1e-300)
-
-
-def _right(q: Tensor, labels: Tensor, matrix: Tensor) -> Tensor:
-    """Bayes' rule: `(n,)`."""
-    return _own(q, labels) * matrix.diag()[labels] / _likelihood(q, labels, matrix)
+def _odds(q: Tensor, labels: Tensor, matrix: Tensor) -> Tensor:
+    """Bayes' rule: the logarithm `(n,)` of the odds that a label is that of the true class."""
+    ways = matrix.gather(1, labels.expand(len(q), -1)).mul_(q)  # to come by the label, from each true class
+    right = ways.gather(0, labels[None])
+    wrong = ways.scatter_(0, labels[None], 0.0).sum(0)
+    return right[0].clamp(min=1e-300).log() - wrong.clamp(min=1e-300).log()
 
 
 def _is_noisy(gain: float, parameters: int) -> bool:

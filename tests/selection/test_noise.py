@@ -7,8 +7,12 @@ import torch
 from simulated import area_under_curve, labelled, observed, pairs, predictions, symmetric
 
 from coreset_sampler.selection import noise
-from coreset_sampler.selection.noise import NoiseModel, label_quality, lowered, noise_model, quality_of
+from coreset_sampler.selection.noise import NoiseModel, label_odds, lowered, noise_model, quality_of
 from coreset_sampler.selection.strategies.due import label_chance
+
+
+def label_quality(log_probabilities, labels, model):
+    return label_odds(log_probabilities, labels, model).sigmoid().float()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
@@ -259,13 +263,14 @@ def test_the_quality_of_a_store_is_that_of_its_log_probabilities(matrix):
     at, first = store.first_visits()
     model = noise_model(first, store.labels[at])
     quality = quality_of(store, model)
-    found = label_quality(store.log_probabilities, store.labels, model)[:1900]
-    assert quality[:1900].equal(lowered(found, 1 - model.rate))
+    found = label_odds(store.log_probabilities, store.labels, model)[:1900]
+    assert quality[:1900].equal(lowered(found, 1 - model.rate).sigmoid().float())
     assert quality[1900:].equal(torch.ones(100))
 
 
+@pytest.mark.parametrize("passes", [13, 50])
 @pytest.mark.parametrize("classes", [10, 100])
-def test_labels_learned_by_heart_keep_their_order_and_their_number(classes):
+def test_labels_learned_by_heart_keep_their_order_and_their_number(classes, passes):
     """The network was right about 40 % wrong labels at first and then gave every label, the wrong ones later."""
     truth, logits = predictions(3000, classes, signal=4.0)
     labels = labelled(truth, symmetric(0.4, classes))
@@ -273,7 +278,7 @@ def test_labels_learned_by_heart_keep_their_order_and_their_number(classes):
     at, first = store.first_visits()
     model = noise_model(first, store.labels[at])
     by_heart = 12.0 * torch.nn.functional.one_hot(labels, classes)
-    for epoch in range(1, 13):
+    for epoch in range(1, passes):
         store.observe(torch.arange(3000), torch.where((wrong & (epoch < 4))[:, None], logits, by_heart).float(), epoch)
     quality = quality_of(store, model)
     assert float(quality.mean()) == pytest.approx(1 - model.rate, abs=1e-3)
@@ -282,15 +287,23 @@ def test_labels_learned_by_heart_keep_their_order_and_their_number(classes):
 
 
 def test_lowered_odds_have_the_wanted_mean_and_lower_means_stay():
-    quality = torch.tensor([0.9, 0.8])
-    assert lowered(quality, 0.5).allclose(torch.tensor([0.6, 0.4]), atol=1e-5)  # odds 9 and 4 times 1/6
-    assert lowered(quality, 0.85).allclose(quality)
-    assert lowered(quality, 0.9) is quality
+    odds = torch.tensor([0.9, 0.8]).logit()
+    assert lowered(odds, 0.5).sigmoid().allclose(torch.tensor([0.6, 0.4]), atol=1e-5)  # odds 9 and 4 times 1/6
+    assert lowered(odds, 0.85).sigmoid().allclose(torch.tensor([0.9, 0.8]))
+    assert lowered(odds, 0.9) is odds
     for value, most in ((0.5, 0.05), (0.6, 0.1), (0.999, 1e-4), (0.5, 0.0)):
-        assert float(lowered(torch.full((10,), value), most).mean()) == pytest.approx(most, abs=1e-6)
-    sure = torch.cat([torch.ones(90), torch.zeros(10)])
-    assert float(lowered(sure, 0.6).mean()) == pytest.approx(0.6, abs=1e-3)  # also where float32 has no more odds
-    assert len(lowered(quality[:0], 0.5)) == 0
+        found = lowered(torch.full((10,), value, dtype=torch.float64).logit(), most).sigmoid()
+        assert float(found.mean()) == pytest.approx(most, abs=1e-6)
+    assert len(lowered(odds[:0], 0.5)) == 0
+
+
+def test_odds_keep_their_order_where_probabilities_have_none_left():
+    """Of networks that are sure of everything all probabilities are 1, and some labels are wrong all the same."""
+    odds = torch.cat([torch.linspace(200, 300, 60), torch.linspace(50, 150, 40)]).double()
+    assert odds.sigmoid().eq(1).all()
+    right = lowered(odds, 0.6).sigmoid()
+    assert float(right.mean()) == pytest.approx(0.6, abs=0.01)
+    assert right[:60].gt(0.5).all() and right[60:].lt(0.5).all()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -136,7 +136,7 @@ def label_chance(quality: Tensor, labels: Tensor, *, exponent: float = 2.0) -> T
     is cut off at 1, where wrong labels that were learned by heart would be shown as often as right ones.
 
     Args:
-        quality: `(n,)`, of `label_quality`.
+        quality: `(n,)` probabilities that labels are right, of `quality_of`.
         labels: `(n,)` int64, as given.
         exponent: 1 shows labels by the odds that they are right, 0 shows all examples of a class equally often.
     """
@@ -145,7 +145,7 @@ def label_chance(quality: Tensor, labels: Tensor, *, exponent: float = 2.0) -> T
     if quality.shape != labels.shape or quality.ndim != 1:
         raise ValueError(
             f"quality must have one entry for each label, got shapes {tuple(quality.shape)} and {tuple(labels.shape)}. "
-            "Pass what label_quality returns for the same labels."
+            "Pass what quality_of returns for the same labels."
         )
     if not len(labels):
         return quality
