@@ -113,8 +113,8 @@ def label_odds(log_probabilities: Tensor, labels: Tensor, model: NoiseModel) -> 
     the temperature is fitted anew. All are infinite where the model doubts none.
 
     Args:
-        log_probabilities: `(n, classes)`, or logits: the mean over all visits. Odds of a row that is not finite (not seen) are
-            infinite.
+        log_probabilities: `(n, classes)`, or logits: the mean over all visits. A row that is not finite (not seen)
+            has infinite odds.
         labels: `(n,)` int64, as given.
         model: of `noise_model`.
 
