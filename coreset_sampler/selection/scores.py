@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -158,9 +159,9 @@ class ScoreStore:
         """
         indices, logits = indices.to("cpu", torch.int64), logits.to("cpu", torch.float32)
         extra = None if gradients is None else gradients.to("cpu", torch.float32)
-        finite = [torch.isfinite(part) for part in (logits, extra) if part is not None]
-        if not all(bool(part.all()) for part in finite):
-            good = torch.cat(finite, 1).all(1)
+        given = [part for part in (logits, extra) if part is not None]
+        if not all(math.isfinite(float(part.sum())) for part in given):  # no NaN is lost in a sum, and no infinity
+            good = torch.cat(given, 1).isfinite().all(1)
             self.skipped += int((~good).sum())
             indices, logits, extra = indices[good], logits[good], None if extra is None else extra[good]
         for rows in _visits(indices):
@@ -168,29 +169,30 @@ class ScoreStore:
 
     def _visit(self, at: Tensor, logits: Tensor, epoch: int, gradient: Tensor | None) -> None:
         """One visit of each example in `at`, all different."""
-        labels, seen = self.labels[at], self.counts[at]
-        first = seen == 0
-        if bool(first.any()):
+        labels, seen = self.labels[at][:, None], self.counts[at]
+        first: Tensor | None = seen == 0
+        if bool(first.any()):  # type: ignore[union-attr]
             self._keep_first(at[first], logits[first])
-        rows = torch.arange(len(at))
+        else:
+            first = None
         log_probability = logits.log_softmax(1)
         probability = log_probability.exp()
-        others = logits.index_put((rows, labels), logits.new_tensor(-torch.inf))
-        weight, own = (seen + 1).float().reciprocal(), probability[rows, labels]
-        _to_mean(self.label_probability, at, own, weight, first)
-        _to_mean(self.margin, at, logits[rows, labels] - others.amax(1), weight, first)
+        weight, own = (seen + 1).float().reciprocal(), probability.gather(1, labels)
+        margin = logits.gather(1, labels) - logits.scatter(1, labels, -torch.inf).amax(1, keepdim=True)
+        _to_mean(self.label_probability, at, own[:, 0], weight, first)
+        _to_mean(self.margin, at, margin[:, 0], weight, first)
         if self.projected:
             largest, likeliest = probability.max(1)
             _to_mean(self._largest, at, largest, weight, first)
             self._count_vote(at, likeliest.int())
         else:
-            _to_mean(self.log_probabilities, at, log_probability, weight[:, None], first[:, None])
+            _to_mean(self.log_probabilities, at, log_probability, weight, first)
         if gradient is None:
-            gradient = probability.index_put_((rows, labels), own - 1)
+            gradient = probability.scatter_(1, labels, own - 1)
         gradient = gradient @ self._projection if self.projected else gradient
-        _to_mean(self._gradient, at, gradient, weight[:, None], first[:, None])
-        self.counts[at] = seen + 1
-        self.last_seen[at] = epoch
+        _to_mean(self._gradient, at, gradient, weight, first)
+        self.counts.index_copy_(0, at, seen + 1)
+        self.last_seen.index_fill_(0, at, epoch)
 
     def _count_vote(self, at: Tensor, likeliest: Tensor) -> None:
         """A running majority vote: the leader gains a vote or loses one, and at none the next one leads."""
@@ -207,7 +209,8 @@ class ScoreStore:
         number = np.arange(self._firsts, self._firsts + len(at)) - self.n // 2
         self._firsts += len(at)
         place = np.where(number < self._first_rows, number, _scrambled(number) % np.maximum(number + 1, 1))
-        chosen = {int(place[row]): row for row in np.flatnonzero((number >= 0) & (place < self._first_rows))}
+        kept = np.flatnonzero((number >= 0) & (place < self._first_rows))
+        chosen = dict(zip(place[kept].tolist(), kept.tolist(), strict=True))  # of one place the last
         if chosen:
             places, rows = (torch.tensor(list(part)) for part in (chosen.keys(), chosen.values()))
             self._first_at[places] = at[rows]
@@ -248,19 +251,20 @@ class ScoreStore:
             yield name, getattr(self, name)
 
 
-def _visits(indices: Tensor) -> Iterator[Tensor]:
+def _visits(indices: Tensor) -> Iterator[Tensor | slice]:
     """Rows in groups in which no index is twice: the first time of each, then the second, and so on.
 
     Example: indices `[7, 3, 7, 7]` give the rows `[0, 1]`, `[2]` and `[3]`.
     """
+    found = np.sort(indices.numpy())
+    if not (found[1:] == found[:-1]).any():
+        if len(indices):
+            yield slice(None)
+        return
     order = torch.argsort(indices, stable=True)
     ranked = indices[order]
     new = torch.ones(len(ranked), dtype=torch.bool)
     new[1:] = ranked[1:] != ranked[:-1]
-    if bool(new.all()):
-        if len(indices):
-            yield torch.arange(len(indices))
-        return
     place = torch.arange(len(ranked))
     start = torch.where(new, place, 0).cummax(0).values
     times = torch.empty_like(place).index_put_((order,), place - start)  # that an index came before
@@ -272,9 +276,13 @@ def _unseen(*shape: int) -> Tensor:
     return torch.full(shape, torch.nan, dtype=torch.float32)
 
 
-def _to_mean(mean: Tensor, at: Tensor, new: Tensor, weight: Tensor, first: Tensor) -> None:
-    old = mean[at]
-    mean[at] = torch.where(first, new, old + (new - old) * weight)
+def _to_mean(mean: Tensor, at: Tensor, new: Tensor, weight: Tensor, first: Tensor | None) -> None:
+    """Moves the means at `at`, all different; those of a `first` visit, if there are any, are what is new."""
+    old = mean.index_select(0, at)
+    if new.ndim == 2:
+        weight, first = weight[:, None], None if first is None else first[:, None]
+    moved = (new - old).mul_(weight).add_(old)
+    mean.index_copy_(0, at, moved if first is None else torch.where(first, new, moved))
 
 
 def _projection(classes: int) -> Tensor:
