@@ -150,7 +150,7 @@ def quality_of(store: ScoreStore, model: NoiseModel) -> Tensor:
         store: of a sampler that observes.
         model: of `noise_model`, such as that of its `first_visits`.
     """
-    quality, seen = torch.ones(store.n), store.counts > 0
+    quality, seen = torch.ones(store.n, dtype=torch.float32), store.counts > 0
     if not model.competent or model.rate == 0 or not bool(seen.any()):
         return quality
     odds = _odds_by_own(store, model) if store.projected else label_odds(store.log_probabilities, store.labels, model)

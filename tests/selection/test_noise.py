@@ -384,3 +384,18 @@ def test_a_search_near_the_temperature_finds_what_a_search_over_all_finds_with_f
     monkeypatch.setattr(noise, "_best_temperature", of_all)
     assert noise_model(logits, labels).matrix.equal(model.matrix)
     assert label_quality(logits, labels, model).equal(found)
+
+
+def test_the_quality_of_a_store_is_the_same_where_floats_are_float64_by_default():
+    truth, logits = predictions(600, 5)
+    store = observed(logits, labelled(truth, symmetric(0.4, 5)))
+    model = noise_model(logits, store.labels)
+    assert model.rate > 0.2
+    quality = quality_of(store, model)
+    torch.set_default_dtype(torch.float64)
+    try:
+        again = quality_of(store, model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert again.dtype == torch.float32
+    assert again.equal(quality)
