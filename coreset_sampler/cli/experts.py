@@ -34,8 +34,6 @@ def add_experts(commands: Any) -> None:
     add_data_and_widths(command)
     command.add_argument(
         "--networks",
-        "--network",
-        dest="networks",
         type=names,
         metavar="NAMES",
         help=f"{KNOWN}; experts take several in turn",

@@ -262,5 +262,5 @@ def test_the_commands_take_several_networks(tmp_path, capsys):
     said = load_coreset(output).provenance
     assert said["networks"] == TWO
     assert f"--networks {','.join(TWO)} " in said["command"]
-    assert main(["experts", str(folder), "digits", "--network", "vit:32", *training]) != 0
+    assert main(["experts", str(folder), "digits", "--networks", "vit:32", *training]) != 0
     assert "kinds 2, asked for 1" in capsys.readouterr().err
