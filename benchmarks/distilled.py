@@ -28,10 +28,10 @@ FIGURES = ("accuracy", "train_accuracy", "nll", "ece", "test_images")
 
 
 @lru_cache(maxsize=1)
-def opened(data: str, validation: bool) -> ImageData:
-    """The images to measure on, and to pick real ones from."""
+def opened(data: str, validation: bool, coreset: str) -> ImageData:
+    """The images to measure on, which are not in the set, and to pick real ones from."""
     images = open_images(data)
-    return images.validation_split() if validation else images
+    return images.validation_split(without=load_coreset(coreset).pixels(stored=True)) if validation else images
 
 
 def small_huggingface(folder: Path) -> str:
@@ -51,7 +51,7 @@ def trained_on(job: Row, args: argparse.Namespace) -> SyntheticCoreset:
     learned = load_coreset(args.coreset)
     if job["images"] == "set":
         return learned
-    return RealImages(opened(args.data, args.validation), learned, job["images"]).coreset(job["seed"])
+    return RealImages(opened(args.data, args.validation, args.coreset), learned, job["images"]).coreset(job["seed"])
 
 
 def work(job: Row, args: argparse.Namespace) -> Row:
@@ -59,7 +59,7 @@ def work(job: Row, args: argparse.Namespace) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         name = small_huggingface(Path(folder)) if job["network"] == "hf" else job["network"]
         (row,) = evaluate(
-            trained_on(job, args), opened(args.data, args.validation), by=["recipe"], networks=[name],
+            trained_on(job, args), opened(args.data, args.validation, args.coreset), by=["recipe"], networks=[name],
             widths=args.widths, seeds=[job["seed"]], progress=False,
             settings={"recipe": {"steps": args.steps, "bf16": args.bf16}},
         )  # fmt: skip

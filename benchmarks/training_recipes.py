@@ -65,16 +65,16 @@ def settings_of(kind: str, trial: str) -> Row:
 
 
 @lru_cache(maxsize=1)
-def opened(data: str) -> ImageData:
-    """Training images, some of them held out to measure on."""
-    split = open_images(data).validation_split()
+def opened(data: str, coreset: str) -> ImageData:
+    """Training images, some of them held out to measure on, none of which is in the set."""
+    split = open_images(data).validation_split(without=load_coreset(coreset).pixels(stored=True))
     chosen = torch.randperm(len(split.test[1]), generator=torch.Generator().manual_seed(1))[:TEST_IMAGES]
     return ImageData(split.name, split.class_names, split.train, (split.test[0][chosen], split.test[1][chosen]))
 
 
 def work(job: Row, args: argparse.Namespace) -> Row:
     """One network trained on one set."""
-    data, learned = opened(args.data), load_coreset(args.coreset)
+    data, learned = opened(args.data, args.coreset), load_coreset(args.coreset)
     coreset: SyntheticCoreset = learned
     settings: dict[str, Any] = settings_of(job["kind"], job["trial"])
     if job["images"] != "learned":

@@ -79,7 +79,7 @@ def evaluate(
         corruptions: more test sets, as `"all"`, names, or pairs of name and severity.
         severity: of corruptions that do not say theirs, 1 to 5; several for each of them.
         image_size: scale and crop images to so many pixels; by default if the coreset was made of images scaled so.
-        validation: measure on a tenth of the training images in place of the test images.
+        validation: measure on a tenth of the training images in place of the test images; not on those in the coreset.
         output: JSON file for the results. An evaluation that was killed continues from what it holds.
         progress: True for lines on stderr, or a function that gets them.
 
@@ -90,7 +90,7 @@ def evaluate(
     report, settings = Reporter(progress), settings or {}
     chosen = inferences(by, settings)
     images = open_images(data, image_size=image_size or _scaled(coreset))
-    images = images.validation_split() if validation else images
+    images = images.validation_split(without=coreset.pixels(stored=True)) if validation else images
     _check(coreset, images, report)
     test_sets = [None, *_corruptions(corruptions, severity)]
     about: Row = {"coreset": _digest(coreset), "data": images.name, "test_images": len(images.test[1])}

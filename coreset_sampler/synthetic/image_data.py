@@ -49,8 +49,13 @@ class ImageData:
         mean, std = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3))
         return Normalize(tuple(mean.tolist()), tuple(std.tolist()))
 
-    def validation_split(self, share: float = 0.1, seed: int = 0) -> ImageData:
-        """The training images alone, a share of each class held out in place of the test images; never all of it."""
+    def validation_split(self, share: float = 0.1, seed: int = 0, *, without: Tensor | None = None) -> ImageData:
+        """The training images alone, a share of each class held out in place of the test images; never all of it.
+
+        Args:
+            share, seed: of the images of each class, and of the draw.
+            without: `(n, channels, h, w)` in [0, 1], images that nothing is measured on: those of a set that is judged.
+        """
         if not 0 < share < 1:
             raise ValueError(f"share must be in (0, 1), got {share}")
         pixels, labels = self.train
@@ -63,7 +68,18 @@ class ImageData:
             held_out[members[order[:count]]] = True
         if not held_out.any():
             raise ValueError("no image can be held out: every class has one image; hold none out")
-        return replace(self, train=(pixels[~held_out], labels[~held_out]), test=(pixels[held_out], labels[held_out]))
+        measured = held_out if without is None else held_out & ~_among(pixels, without)
+        if not measured.any():
+            raise ValueError("no image is left to measure on: all that are held out are in the set; raise share")
+        return replace(self, train=(pixels[~held_out], labels[~held_out]), test=(pixels[measured], labels[measured]))
+
+
+def _among(pixels: Tensor, images: Tensor) -> Tensor:
+    """`(n,)` which of the images `pixels` are one of `images`."""
+    if pixels.shape[1:] != images.shape[1:]:
+        return torch.zeros(len(pixels), dtype=torch.bool)
+    known = {image.numpy().tobytes() for image in (images * 255).round().byte().cpu()}
+    return torch.tensor([image.numpy().tobytes() in known for image in pixels])
 
 
 Images = str | os.PathLike[str] | tuple[Any, Any] | ImageData

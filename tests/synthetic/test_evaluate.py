@@ -48,6 +48,29 @@ def test_evaluate_prints_a_line_for_every_net_and_inference(capsys, tmp_path):
     assert all(group["n"] == 2 and 0 < group["accuracy"]["mean"] < 1 for group in results["summary"])
 
 
+def test_no_image_of_a_judged_set_is_held_out():
+    """Sets for many networks hold real images, picked among all training images."""
+    coreset, digits = load_coreset("digits/views-10"), open_images("digits")
+    stored = (coreset.pixels(stored=True) * 255).round().byte().flatten(1)
+    split, without = digits.validation_split(0.5), digits.validation_split(0.5, without=coreset.pixels(stored=True))
+
+    def shared(images):
+        return int((images.flatten(1)[:, None] == stored).all(2).any(1).sum())
+
+    assert shared(split.test[0]) > 10
+    assert shared(without.test[0]) == 0
+    assert len(without.test[1]) == len(split.test[1]) - shared(split.test[0])
+    assert without.train[0].equal(split.train[0])
+    rows = evaluate(
+        coreset, digits, by="recipe", validation=True, seeds=1, settings={"recipe": {"steps": 2}}, progress=False
+    )
+    assert rows[0]["test_images"] == len(digits.validation_split(without=coreset.pixels(stored=True)).test[1]) < 130
+    whole = digits.train[0] / 255
+    with pytest.raises(ValueError, match="all that are held out are in the set; raise share"):
+        digits.validation_split(without=whole)
+    assert len(digits.validation_split(without=whole[..., 1:, 1:]).test[1]) == 130  # of another size: none of these
+
+
 def test_a_killed_run_goes_on_and_gives_the_same_rows(capsys, tmp_path):
     output = tmp_path / "results.json"
     command = ["evaluate", "digits/k-center-1", *QUICK, "--by", "sgd,last-layer", *SET, "-o", str(output)]
