@@ -22,7 +22,8 @@ class Muon(torch.optim.Optimizer):
     $$B \leftarrow \mu B + G, \qquad W \leftarrow (1 - \eta w) W - \eta \sqrt{\max(1, m / n)}\; \mathrm{orth}(G + \mu B)$$
 
     for a matrix $W$ of $m$ rows and $n$ columns with gradient $G$, where $\mathrm{orth}(U S V^\top) \approx U V^\top$ by
-    five Newton-Schulz iterations, in float32. A convolution is the matrix of its filters, one a row. A step costs
+    five Newton-Schulz iterations, in float32. A convolution is the matrix of its filters, one a row; `torch.optim.Muon`
+    takes matrices alone, and is of torch 2.9 and later. A step costs
     about $2 m n s + 20 s^3$ multiplications for each matrix, $s = \min(m, n)$, whatever the batch: little for narrow
     networks, and more than all the rest for a ResNet-18 on small images on a CPU.
 
