@@ -42,12 +42,10 @@ _LEAST_MORE = 0.01  # gain of a matrix over one rate: what a weak network confus
 _COARSE = tuple(10 ** (-1 + 0.2 * step) for step in range(11))  # temperatures, 0.1 to 10
 _FINE = (10**-0.1, 10**-0.05, 1.0, 10**0.05, 10**0.1)
 _HALVINGS = 40  # of the interval in which the factor of the odds is sought
-_LEAST_SHARE = 1e-7  # of right labels
+_SUREST = 1e-7  # the least chance that a label is wrong, or right, and the least share; float32 has no numbers below
 
-Fit = tuple[float, Tensor]
-"""A log likelihood and the noise matrix it belongs to."""
-Probabilities = Callable[[float], Tensor]
-"""`(classes, n)` float64 by temperature: short rows are slow."""
+Fit = tuple[float, Tensor]  # a log likelihood and the noise matrix it belongs to
+Probabilities = Callable[[float], Tensor]  # `(classes, n)` float64 by temperature: short rows are slow
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +98,8 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
         known = near if fit is by_label else None
         (noisy, matrix), near = _best_temperature(at, partial(fit, labels=labels, shares=shares), known)
         gain = (noisy - clean - parameters) / len(labels)
-        if gain > best.gain + least and _is_noisy(noisy - clean, parameters):
+        of_clean = (parameters + _ERRORS_ABOVE_CLEAN * math.sqrt(2 * parameters)) / 2  # half a chi-squared, by Wilks
+        if gain > best.gain + least and noisy - clean > of_clean:
             wrong = torch.sigmoid(-_odds(at(near), labels, matrix))
             best = NoiseModel(near, matrix, float(wrong.mean()), competent=True, gain=gain)
     return best
@@ -162,19 +161,24 @@ def lowered(odds: Tensor, most: float) -> Tensor:
     """Log odds `(n,)` in the same order whose probabilities have a mean of at most `most`: less one number for all.
 
     What a network has learned by heart speaks for wrong labels too. It still speaks more for right ones, so that the order
-    is kept when their number is known: in the odds, since probabilities near 1 have none left.
+    is kept when their number is known. No label is surer than float32 can say, so that the surest count alike, unless more
+    labels are that sure than can be right: then the order is in the odds alone.
 
     Example:
-        >>> lowered(torch.tensor([0.9, 0.8]).logit(), 0.5).sigmoid()  # odds 9 and 4 become 1.5 and 0.67, a sixth
-        tensor([0.6000, 0.4000])
+        >>> lowered(torch.tensor([0.9, 0.8]).double().logit(), 0.5).sigmoid()  # odds 9 and 4 become 1.5 and 0.67, a sixth
+        tensor([0.6000, 0.4000], dtype=torch.float64)
 
     Args:
-        odds: `(n,)` logarithms, finite.
+        odds: `(n,)` float64 logarithms, finite.
         most: share of right labels.
     """
-    if not len(odds) or float(odds.sigmoid().mean()) <= most:
+    quality = odds.sigmoid().float().double()
+    if not len(odds) or float(quality.mean()) <= most:
         return odds
-    low, high = math.log(max(most, _LEAST_SHARE) / (1 - most)) - float(odds.max()), 0.0  # by low none is above `most`
+    doubted = min(len(odds), max(1, round((1 - most) * len(odds))))
+    if float(quality.kthvalue(doubted).values) < 1 - _SUREST:
+        odds = quality.clamp(_SUREST, 1 - _SUREST).logit()
+    low, high = math.log(max(most, _SUREST) / (1 - most)) - float(odds.max()), 0.0  # by low none is above `most`
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if float((odds + middle).sigmoid().mean()) > most else (middle, high)
@@ -279,11 +283,6 @@ def _odds(q: Tensor, labels: Tensor, matrix: Tensor) -> Tensor:
     right = ways.gather(0, labels[None])
     wrong = ways.scatter_(0, labels[None], 0.0).sum(0)
     return right[0].clamp(min=1e-300).log() - wrong.clamp(min=1e-300).log()
-
-
-def _is_noisy(gain: float, parameters: int) -> bool:
-    """Whether the `gain` is more than so many `parameters` gain on clean labels: half a chi-squared variable, by Wilks."""
-    return gain > (parameters + _ERRORS_ABOVE_CLEAN * math.sqrt(2 * parameters)) / 2
 
 
 def _some_rows(values: Tensor, labels: Tensor, most: int = 10**9) -> tuple[Tensor, Tensor]:

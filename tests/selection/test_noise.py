@@ -287,9 +287,9 @@ def test_labels_learned_by_heart_keep_their_order_and_their_number(classes, pass
 
 
 def test_lowered_odds_have_the_wanted_mean_and_lower_means_stay():
-    odds = torch.tensor([0.9, 0.8]).logit()
-    assert lowered(odds, 0.5).sigmoid().allclose(torch.tensor([0.6, 0.4]), atol=1e-5)  # odds 9 and 4 times 1/6
-    assert lowered(odds, 0.85).sigmoid().allclose(torch.tensor([0.9, 0.8]))
+    odds = torch.tensor([0.9, 0.8]).double().logit()
+    assert lowered(odds, 0.5).sigmoid().float().allclose(torch.tensor([0.6, 0.4]), atol=1e-5)  # odds 9 and 4 times 1/6
+    assert lowered(odds, 0.85).sigmoid().float().allclose(torch.tensor([0.9, 0.8]))
     assert lowered(odds, 0.9) is odds
     for value, most in ((0.5, 0.05), (0.6, 0.1), (0.999, 1e-4), (0.5, 0.0)):
         found = lowered(torch.full((10,), value, dtype=torch.float64).logit(), most).sigmoid()
@@ -305,6 +305,10 @@ def test_odds_keep_their_order_where_probabilities_have_none_left():
     assert float(right.mean()) == pytest.approx(0.6, abs=0.01)
     assert right[:60].gt(0.5).all()
     assert right[60:].lt(0.5).all()
+    few = torch.cat([torch.linspace(20, 300, 30), torch.linspace(-3, 3, 70)]).double()
+    right = lowered(few, 0.4).sigmoid()  # as many as are certain may be right: they count alike
+    assert right[:30].eq(right[0]).all()
+    assert float(right.mean()) == pytest.approx(0.4, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(3))
