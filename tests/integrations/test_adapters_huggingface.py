@@ -18,15 +18,6 @@ from coreset_sampler.synthetic.formats import read_published  # noqa: E402
 MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.25, 0.3)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors are slower on several threads, and much slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def processor(**kwargs):
     settings = {"size": {"height": 48, "width": 48}, "image_mean": MEAN, "image_std": STD}
     return transformers.ViTImageProcessor(**(settings | kwargs))

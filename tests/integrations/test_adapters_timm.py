@@ -15,15 +15,6 @@ from timm.data import create_loader, create_transform, resolve_model_data_config
 GREY = Normalize((0.2861,), (0.3530,))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors are slower on several threads, and much slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def grey_pixels(n=8):
     """Four bright and four dark textures, so that there is something to learn."""
     pixels = torch.rand(n, 1, 32, 32, generator=torch.Generator().manual_seed(0))

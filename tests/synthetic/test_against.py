@@ -14,15 +14,6 @@ from coreset_sampler.synthetic.remarks import accuracy_range, made_for, outside_
 QUICK = {"settings": {"recipe": {"steps": 2, "batch_size": 10}, "sgd": {"steps": 2}, "last-layer": {"steps": 2}}}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors are slower on several threads, and much slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("how", ["random", "herding"])
 def test_real_images_are_training_images_as_many_per_class_as_the_coreset_has(how):
     data, learned = open_images("digits"), load_coreset("digits/vbpc-10")

@@ -17,15 +17,6 @@ from coreset_sampler.synthetic.training import at_home, kind_of
 LEARNED, REAL = load_coreset("digits/vbpc-1"), load_coreset("digits/k-center-1")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors are slower on several threads, and much slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def small(norm="instance", seed=0):
     torch.manual_seed(seed)
     return convnet(1, 10, 8, widths=(4, 8), norm=NORMS[norm])
@@ -76,10 +67,12 @@ def test_networks_that_learn_slowly_get_more_steps_away_from_home(norm, steps):
 
 
 @pytest.mark.parametrize(("norm", "optimizer"), [("batch", "adamw"), ("group", "adamw"), ("instance", "muon")])
-def test_instance_norm_networks_are_trained_by_muon_away_from_home(norm, optimizer):
-    assert recipe_for(REAL, small(norm)).optimizer == optimizer
+def test_instance_norm_networks_are_trained_by_muon_on_probabilities_away_from_home(norm, optimizer):
     assert recipe_for(LEARNED, small(norm), labels="soft").optimizer == optimizer
+    assert recipe_for(load_coreset("digits/views-10"), small(norm)).optimizer == optimizer
     assert recipe_for(LEARNED, small()).optimizer == "adamw"
+    assert recipe_for(LEARNED, small(norm), labels="hard").optimizer == "adamw"
+    assert recipe_for(REAL, small(norm)).optimizer == "adamw"  # class numbers are learned by heart
 
 
 @pytest.mark.parametrize(

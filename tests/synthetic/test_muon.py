@@ -13,15 +13,6 @@ from coreset_sampler.synthetic.networks import convnet
 LEARNED = load_coreset("digits/vbpc-1")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small tensors are slower on several threads, and much slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
