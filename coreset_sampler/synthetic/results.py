@@ -60,8 +60,8 @@ class Log:
             self.path.write_text("".join(line + "\n" for line in whole))
 
     def find(self, row: Row) -> Row | None:
-        """The row that was run the same way, with its figures."""
-        return next((done for done in self.rows if done | row == done), None)
+        """The row that was run the same way, with its figures; it says what this one says, and nothing else of the run."""
+        return next((done for done in self.rows if {k: v for k, v in done.items() if k not in _FIGURES} == row), None)
 
     def add(self, row: Row) -> None:
         """Keeps a row, on disk too."""

@@ -96,6 +96,19 @@ def test_other_settings_are_not_taken_for_done(tmp_path):
     assert len(json.loads(output.read_text())["rows"]) == 2
 
 
+def test_networks_that_are_said_with_less_are_not_taken_for_done(tmp_path):
+    """A network with its own norm, or one of somebody's own, is not that with another norm, or of ours, of the same name."""
+    quick = {"by": "sgd", "seeds": 1, "settings": {"sgd": {"steps": 3}}, "progress": False}
+    ours = quick | {"networks": ["convnet"], "widths": [4, 8]}
+    own = quick | {"networks": {"convnet": network("convnet", 1, 10, 8, widths=(8,))}}
+    evaluate("digits/k-center-1", "digits", norm="batch", output=tmp_path / "r.json", **ours)
+    for asked in (ours, own):
+        kept = evaluate("digits/k-center-1", "digits", output=tmp_path / "r.json", **asked)
+        fresh = evaluate("digits/k-center-1", "digits", **asked)
+        assert "norm" not in kept[0]
+        assert kept[0]["nll"] == fresh[0]["nll"]
+
+
 def test_corrupted_images_are_judged_by_the_same_networks():
     data = open_images("digits")
     coreset = SyntheticCoreset.load(_zoo("digits/k-center-1"))
