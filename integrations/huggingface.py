@@ -12,14 +12,13 @@ from ..extras import need
 from ..synthetic.dataset import SyntheticCoreset
 from ..synthetic.formats.hf_dataset import from_dataset, to_dataset
 from ..synthetic.targets import Targets, loss_of, targets_as
+from .image_processors import config_of
 from .images import ImageConfig
 
 if TYPE_CHECKING:
     from .huggingface_trainer import CoresetTrainer, CoresetTrainerMixin
 
 __all__ = ["CoresetTrainer", "CoresetTrainerMixin", "for_huggingface", "from_hf", "to_hf"]
-
-_RESAMPLING = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 
 
 def __getattr__(name: str) -> Any:
@@ -46,7 +45,8 @@ def for_huggingface(
 ) -> HuggingFaceDataset:
     """`{"pixel_values", "labels"}` for `Trainer`, sized and normalised once, as the processor does.
 
-    The processor is only read, never run: on images that are floats already it rescales without a word.
+    The processor's settings are read; the coreset's images never go through it, because on floats it rescales without a
+    word. One that does anything else to a test image of bytes than its settings say is refused.
 
     Args:
         coreset: its images are taken before its own preprocessing.
@@ -61,7 +61,7 @@ def for_huggingface(
         >>> fit(model, train_set)  # as recipe_for(coreset, model) says, or
         >>> Trainer(model, arguments, train_dataset=train_set).train()
     """
-    return HuggingFaceDataset(coreset, _config(image_processor, coreset), targets)
+    return HuggingFaceDataset(coreset, config_of(image_processor, tuple(coreset.stored.shape[-2:])), targets)
 
 
 class HuggingFaceDataset(Dataset[dict[str, Tensor]]):
@@ -96,39 +96,3 @@ class HuggingFaceDataset(Dataset[dict[str, Tensor]]):
         raise TypeError("for_huggingface's images are sized and normalised already; a transform would do it again")
 
     with_transform = map = set_transform
-
-
-def _config(processor: Any, coreset: SyntheticCoreset) -> ImageConfig:
-    """What the processor's settings come to for the coreset's images."""
-    size = _size(processor.size, tuple(coreset.stored.shape[-2:])) if _on(processor, "do_resize") else None
-    crop = _size(processor.crop_size, None) if _on(processor, "do_center_crop") else None
-    resample = getattr(processor, "resample", None)
-    channels = len(processor.image_mean) if getattr(processor, "image_mean", None) else 3
-    normalises = _on(processor, "do_normalize")
-    return ImageConfig(
-        size,
-        tuple(processor.image_mean) if normalises else (0.0,) * channels,
-        tuple(processor.image_std) if normalises else (1.0,) * channels,
-        interpolation=_RESAMPLING.get(int(resample) if resample is not None else 2, "bicubic"),
-        crop=crop,
-        scale=255 * float(processor.rescale_factor) if _on(processor, "do_rescale") else 255.0,
-        shift=-1.0 if _on(processor, "rescale_offset") else 0.0,
-    )
-
-
-def _on(processor: Any, switch: str) -> bool:
-    return bool(getattr(processor, switch, False))
-
-
-def _size(size: Any, image: tuple[int, ...] | None) -> tuple[int, int]:
-    """Height and width out of the forms that processors write sizes in."""
-    values = {"shortest_edge": size} if isinstance(size, int) else dict(size)
-    height, width, edge = (values.get(key) for key in ("height", "width", "shortest_edge"))
-    if height and width:
-        return int(height), int(width)
-    if edge and image is None:
-        return int(edge), int(edge)
-    if edge and image is not None:
-        factor = edge / min(image)
-        return round(image[0] * factor), round(image[1] * factor)
-    raise ValueError(f"the processor's size must have height and width, or shortest_edge; got {size}")

@@ -125,6 +125,43 @@ def test_a_processor_with_shortest_edge_and_crop_is_followed():
     assert (ours - theirs).abs().max() < 0.05
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ConvNextImageProcessor", {"size": {"shortest_edge": 56}, "crop_pct": 0.875}),
+        ("ConvNextImageProcessor", {"size": {"shortest_edge": 384}}),
+        ("PoolFormerImageProcessor", {}),
+        ("EfficientNetImageProcessor", {}),
+        ("EfficientNetImageProcessor", {"include_top": False, "resample": 0}),
+        ("MobileViTImageProcessor", {}),
+        ("MobileViTImageProcessor", {"do_resize": False, "crop_size": {"height": 48, "width": 24}}),
+        ("CLIPImageProcessor", {"size": {"shortest_edge": 45}, "crop_size": {"height": 45, "width": 45}}),
+    ],
+)
+@pytest.mark.parametrize("sides", [(32, 32), (48, 32)])
+def test_processors_that_enlarge_crop_pad_and_swap_colours_are_followed(name, settings, sides):
+    noise = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    picture = (torch.nn.functional.interpolate(noise, sides, mode="bilinear")[0] * 255).byte()
+    made_by = getattr(transformers, name)(**settings)
+    theirs = made_by(images=picture.permute(1, 2, 0).numpy(), return_tensors="pt")["pixel_values"][0]
+    coreset = SyntheticCoreset(picture[None], torch.tensor([0]), preprocessing=Raw())
+    ours = for_huggingface(coreset, made_by)[0]["pixel_values"]
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize("name", ["LevitImageProcessor", "PerceiverImageProcessor", "PPLCNetImageProcessor"])
+def test_a_processor_that_does_more_than_its_settings_say_is_refused(name):
+    with pytest.raises(ValueError, match=rf"no more, but {name} makes .*pass transformers.ViTImageProcessor"):
+        for_huggingface(grey_coreset(), getattr(transformers, name)())
+
+
+@pytest.mark.parametrize("what", [None, "google/vit-base-patch16-224"])
+def test_what_is_no_processor_is_refused(what):
+    with pytest.raises(ValueError, match="image_processor must take pictures .*AutoImageProcessor.from_pretrained"):
+        for_huggingface(grey_coreset(), what)
+
+
 def test_values_outside_0_to_1_are_neither_clipped_nor_rounded():
     pixels = torch.linspace(-1, 2, 2 * 3 * 48 * 48).reshape(2, 3, 48, 48)
     coreset = SyntheticCoreset(pixels, torch.tensor([0, 1]), preprocessing=Raw())
