@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..randomness import check_default_device
+from .formats.pictures import in_bytes
 from .preprocessing import Normalize
 
 
@@ -153,10 +154,11 @@ def _of_folder(data: str, image_size: int | None) -> ImageData:
     if "train" not in loaded or held_out is None:
         raise ValueError(f"{data} must have splits train and test (or validation), it has {list(loaded)}")
     image, label, names = _columns(data, loaded["train"].features)
-    train, test = (
-        (_pixels(data, loaded[split][image], image_size), torch.tensor(loaded[split][label][:], dtype=torch.long))
-        for split in ("train", held_out)
-    )
+    labels = [_class_numbers(data, label, loaded[split][label][:]) for split in ("train", held_out)]
+    pixels = [_pixels(data, loaded[split][image], image_size) for split in ("train", held_out)]
+    if pixels[0].shape[1] != pixels[1].shape[1]:
+        pixels = [part.expand(-1, 3, -1, -1).contiguous() for part in pixels]  # one of them is in colour
+    train, test = zip(pixels, labels, strict=True)
     if train[0].shape[1:] != test[0].shape[1:]:
         raise ValueError(f"training images are {tuple(train[0].shape[1:])}, test images {tuple(test[0].shape[1:])}")
     if min(int(train[1].min()), int(test[1].min())) < 0:
@@ -176,11 +178,22 @@ def _columns(data: str, features: Any) -> tuple[str, str, tuple[str, ...]]:
     return images[0], label, tuple(name.replace(" - ", "-").replace(" / ", "/") for name in names)
 
 
+def _class_numbers(data: str, column: str, labels: Sequence[Any]) -> Tensor:
+    """`(n,)`; text and missing labels are refused, and so are floats, which would be cut down to whole numbers."""
+    for row, label in enumerate(labels):
+        if not isinstance(label, int):
+            raise ValueError(
+                f"column {column!r} of {data} must hold class numbers, row {row} has {label!r}; keep a folder per class, or "
+                f"make numbers of them by dataset.class_encode_column({column!r}) and save as parquet"
+            )
+    return torch.tensor(labels, dtype=torch.long)
+
+
 def _pixels(data: str, images: Any, image_size: int | None) -> Tensor:
-    colour = any(image.mode not in ("L", "1", "I", "I;16", "F") for image in list(images[:100]))
+    """Bytes `(n, 1 or 3, h, w)`: in colour if any image is."""
     arrays = []
-    for image in images:
-        image = image.convert("RGB" if colour else "L")
+    for row, image in enumerate(images):
+        image = in_bytes(image, f"image {row} of {data}")
         if image_size is not None and image.size != (image_size, image_size):
             from PIL import ImageOps
 
@@ -189,8 +202,10 @@ def _pixels(data: str, images: Any, image_size: int | None) -> Tensor:
     shapes = {array.shape[:2] for array in arrays}
     if len(shapes) > 1 or next(iter(shapes))[0] != next(iter(shapes))[1]:
         raise ValueError(f"images of {data} are not squares of one size, but {sorted(shapes)[:4]} ...; pass image_size")
+    if len({array.ndim for array in arrays}) > 1:
+        arrays = [np.broadcast_to(array.reshape(*array.shape[:2], -1), (*array.shape[:2], 3)) for array in arrays]
     pixels = torch.from_numpy(np.stack(arrays))
-    return pixels.permute(0, 3, 1, 2).contiguous() if colour else pixels[:, None]
+    return pixels.permute(0, 3, 1, 2).contiguous() if pixels.ndim == 4 else pixels[:, None]
 
 
 def _digits() -> ImageData:

@@ -42,14 +42,17 @@ def read_picture(file: Path | bytes, name: str) -> Tensor:
     ):
         if picture.width * picture.height > LIMITS.image_pixels:
             raise CoresetFileError(f"{name} is refused: {picture.width} x {picture.height} pixels unpack to too much")
-        return _pixels(picture, name)
+        array = np.array(in_bytes(picture, name))
+        return torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1).contiguous()
 
 
-def _pixels(picture: Any, name: str) -> Tensor:
+def in_bytes(picture: Any, name: str) -> Any:
+    """A picture of Pillow with 8 bits, grey kept grey and all others RGB; 16 bits are scaled, floats refused."""
     if picture.mode == "F":
         raise CoresetFileError(f"{name} is refused: float pixels have no range that is known; store 8 or 16 bits")
     if picture.mode.startswith("I"):  # grey of 16 bits, which `convert` would clip at 255
-        array = np.rint(np.asarray(picture).astype(np.float64) / 257).astype(np.uint8)
-    else:
-        array = np.array(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
-    return torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1).contiguous()
+        array = np.asarray(picture).astype(np.float64)
+        if not 0 <= array.min() <= array.max() < 2**16:
+            raise CoresetFileError(f"{name} is refused: {picture.mode} pixels beyond 16 bits; store 8 or 16 bits")
+        return need("PIL.Image", extra="formats", what="images").fromarray(np.rint(array / 257).astype(np.uint8))
+    return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
