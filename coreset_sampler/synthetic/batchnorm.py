@@ -58,7 +58,9 @@ def _batches(images: Any, batch_size: int) -> Iterator[Tensor]:
     if isinstance(images, (Tensor, Dataset)):
         count = len(images)  # type: ignore[arg-type]
         size = max(1, math.ceil(count / max(1, math.ceil(count / batch_size))))
-        images = images.split(size) if isinstance(images, Tensor) else DataLoader(images, size)
+        images = (
+            images.split(size) if isinstance(images, Tensor) else DataLoader(images, size, generator=torch.Generator())
+        )
     if not isinstance(images, Iterable) or isinstance(images, (str, dict)):
         raise TypeError(f"images must be a tensor, a data set or a DataLoader, got a {type(images).__name__}")
     for batch in images:

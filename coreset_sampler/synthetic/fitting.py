@@ -103,7 +103,8 @@ def accuracy_on(model: nn.Module, data: Any) -> float:
     """
     if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(each, Tensor) for each in data):
         data = TensorDataset(*data)
-    batches = DataLoader(data, batch_size=_AT_ONCE) if isinstance(data, Dataset) else data
+    own = torch.Generator()  # a loader without one draws from the global random state
+    batches = DataLoader(data, batch_size=_AT_ONCE, generator=own) if isinstance(data, Dataset) else data
     if not isinstance(batches, Iterable) or isinstance(batches, (str, Tensor)):
         raise TypeError(
             f"test must be (inputs, class numbers), a data set or a DataLoader, got a {type(data).__name__}"

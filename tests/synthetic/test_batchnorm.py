@@ -61,12 +61,13 @@ def test_a_tensor_a_data_set_and_a_loader_give_the_same():
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
+@pytest.mark.parametrize("as_data_set", [True, False])
 @pytest.mark.parametrize("training", [True, False])
-def test_modes_momenta_weights_and_random_state_stay_as_they_were(training):
+def test_modes_momenta_weights_and_random_state_stay_as_they_were(training, as_data_set):
     model = network().train(training)
     model[1].momentum, model[2].training = 0.3, not training
     before, state = copy.deepcopy(model), torch.get_rng_state()
-    calibrate_batchnorm(model, IMAGES)
+    calibrate_batchnorm(model, TensorDataset(IMAGES) if as_data_set else IMAGES)
     assert [m.training for m in model.modules()] == [m.training for m in before.modules()]
     assert (model[1].momentum, model[6].momentum) == (0.3, 0.1)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))

@@ -117,6 +117,8 @@ def test_fit_learns_the_set_by_every_kind_of_label_and_leaves_the_world_as_it_wa
     assert result.model is model
     assert not model.training
     assert result.test_accuracy is None
+    fit(model, LEARNED, replace(recipe, steps=1), test=LEARNED)
+    assert torch.equal(torch.get_rng_state(), before)
     assert result.train_accuracy == 1
     assert accuracy_on(model, (LEARNED.inputs, LEARNED.targets.argmax(1))) == result.train_accuracy
 
