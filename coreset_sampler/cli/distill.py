@@ -70,7 +70,7 @@ def _distilled(options: argparse.Namespace, output: Path) -> SyntheticCoreset:
     try:
         return distill(
             data_of(options),
-            settings=assignments(options.set),
+            settings=assignments(options.set, words=("pool_loss", "precision")),
             resume=checkpoint,
             overwrite=options.force,
             film=output.with_suffix(".png"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -146,3 +148,11 @@ def on_simplex(targets: Tensor) -> bool:
     """True if every row is a probability vector, up to rounding: it may have been bfloat16 before it was cast."""
     rows = targets.double()
     return bool((rows >= -1e-6).all()) and bool(((rows.sum(1) - 1).abs() < torch.finfo(torch.bfloat16).eps).all())
+
+
+def check_positive(name: str, value: Any, *, whole: bool = False) -> None:
+    """Refuses what is no positive and finite number, or no whole one."""
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        raise ValueError(f"{name} must be a {'whole number' if whole else 'number'}, got {value!r}")
+    if not 0 < value < math.inf:  # type: ignore[operator]  # Real has no order that mypy knows
+        raise ValueError(f"{name} must be positive, got {value}")

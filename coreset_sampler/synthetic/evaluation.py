@@ -86,6 +86,9 @@ def evaluate(
     Returns:
         Rows of figures, which print as a table.
     """
+    numbers = range(seeds) if isinstance(seeds, int) else seeds
+    if not len(numbers):
+        raise ValueError(f"seeds must be at least 1, or the seeds themselves, got {seeds!r}")
     coreset = coreset if isinstance(coreset, SyntheticCoreset) else load_coreset(coreset)
     report, settings = Reporter(progress), settings or {}
     chosen = inferences(by, settings)
@@ -108,7 +111,7 @@ def evaluate(
             else chosen
         ).items()
         for source in sources
-        for seed in (range(seeds) if isinstance(seeds, int) else seeds)
+        for seed in numbers
     ]
     path = None if output is None else Path(output)
     if path is not None:

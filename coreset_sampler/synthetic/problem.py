@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .checks import check_positive
 from .distillers.real_data import RealData
 from .image_data import ImageData
 from .networks import Network, kinds, network
@@ -68,6 +69,8 @@ class Problem:
 
     def part(self, examples: int | None) -> RealData:
         """A random part of the training images, always the same one; all if not said."""
+        if examples is not None:
+            check_positive("examples", examples, whole=True)
         if examples is None or examples >= self.train.n:
             return self.train
         rows = _random_rows(self.train.n, examples)

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from torch import nn
 
 from ..layers import is_norm, unwrapped
+from .checks import check_positive
 from .dataset import SyntheticCoreset
 from .per_image import CHANGES
 from .targets import Targets
@@ -65,8 +66,7 @@ class TrainingRecipe:
                 rule = f"{name} must be one of {', '.join(get_args(known))}"
                 raise ValueError(f"{rule}, got {getattr(self, name)!r}")
         for name in ("lr", "steps", "batch_size"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            check_positive(name, getattr(self, name), whole=name != "lr")
         for name in ("weight_decay", "mixing", "cutmix"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

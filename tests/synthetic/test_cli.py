@@ -227,3 +227,12 @@ def test_settings_that_are_text_need_no_quotes():
     assert found == {"recipe": of_recipe, "sgd": {"steps": 3}}
     with pytest.raises(ValueError, match="--set takes NAME=VALUE"):
         _settings(["recipe.lr=fast"])
+
+
+def test_settings_that_are_words_need_no_quotes(capsys, tmp_path):
+    output, words = tmp_path / "c.safetensors", ["precision=bf16", "pool_loss=cross-entropy", "label_lr=0"]
+    run_of_one = ["--images-per-class", 1, "--steps", 1, "--widths", 4, "--set", *words, "-o", output]
+    code, _, err = run(capsys, "distill", "digits", *run_of_one)
+    assert code == 0, err
+    recorded = load_coreset(output).provenance["settings"]
+    assert (recorded["precision"], recorded["pool_loss"], recorded["label_lr"]) == ("bf16", "cross-entropy", 0)

@@ -299,6 +299,28 @@ def test_wasserstein_refuses_a_step_size_below_zero():
         step_often(distiller, distiller.init(inputs, targets), source)
 
 
+@pytest.mark.parametrize("rates", [{"inner_lr_lr": 0}, {"momentum": 0}, {"lr": 1000, "inner_lr": 1}])
+def test_rates_may_be_whole_numbers_and_zero_as_the_command_line_gives_them(rates):
+    made = distillers.Wasserstein(small, **rates)
+    assert all(getattr(made, name) == value for name, value in rates.items())
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        (distillers.Wasserstein, {"lr": -3}, "lr must be a finite number, 0 or more, got -3"),
+        (distillers.Variational, {"batch": 2.5}, "batch must be an integer of at least 1, got 2.5"),
+        (distillers.Variational, {"augmentation": True}, "augmentation must be a function or None"),
+        (distillers.ForwardKL, {"loss": 3}, "loss must be a function, which only Python can say, got 3"),
+        (distillers.Variational, {"bounds": 3}, "bounds must be the lowest and the highest value"),
+        (distillers.Variational, {"bounds": (0, 1)}, "bounds must be the lowest and the highest value"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_before_anything_is_trained(method, settings, message):
+    with pytest.raises(ValueError, match=message):
+        method(small, **settings)
+
+
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="samples must be an integer of at least 1, got 0"):
         distillers.ForwardKL(small, samples=0)

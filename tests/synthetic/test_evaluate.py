@@ -142,6 +142,12 @@ def _zoo(name):
         (["--set", "sgd.stepps=3"], "--set takes sgd.NAME=VALUE with NAME one of networks, steps"),
         (["--corruptions", "rain"], "unknown corruption 'rain'; known: all, gaussian_noise"),
         (["--corruptions", "fog", "--severity", "6"], "severity must be 1 to 5, got 6"),
+        (["--set", "sgd.steps=2.5"], "steps must be a whole number, got 2.5"),
+        (["--set", 'sgd.learning_rate="a"'], "learning_rate must be a number, got 'a'"),
+        (["--by", "hmc", "--set", "hmc.leapfrog=2.5"], "leapfrog must be a whole number, got 2.5"),
+        (["--by", "hmc", "--set", "hmc.steps=40.5"], "steps must be a whole number, got 40.5"),
+        (["--by", "recipe", "--set", "recipe.batch_size=2.5"], "batch_size must be a whole number, got 2.5"),
+        (["--seeds", "0"], "seeds must be at least 1, or the seeds themselves, got 0"),
     ],
 )
 def test_mistakes_are_named_on_one_line(capsys, changes, message):

@@ -12,6 +12,7 @@ from coreset_sampler import distill, evaluate, load_coreset, recipe_for
 from coreset_sampler.synthetic.distillers import RealData, Variational
 from coreset_sampler.synthetic.distillers.run import StoppedError, run, start
 from coreset_sampler.synthetic.image_data import open_images
+from coreset_sampler.synthetic.problem import make_problem
 from coreset_sampler.synthetic.networks import convnet
 
 SMALL = {"images_per_class": 1, "widths": (4, 6), "settings": {"pool": 2, "batch": 16, "fit_steps": 5}}
@@ -104,6 +105,7 @@ def test_floats_bytes_and_arrays_are_the_same_images():
         ({"images_per_class": 0}, "images_per_class must be at least 1, got 0"),
         ({"images_per_class": 99}, "class '0' has 18 besides those held out"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"evaluate_every": -1}, "evaluate_every must be an integer of at least 1, got -1"),
         ({"minutes": -1}, "minutes must be positive, got -1"),
         ({"data": (torch.randn(9, 1, 8, 8), torch.arange(9))}, "before they are normalised"),
         ({"data": (torch.zeros(9, 8, 9), torch.arange(9))}, r"must be squares .*got \(9, 1, 8, 9\)"),
@@ -114,6 +116,11 @@ def test_floats_bytes_and_arrays_are_the_same_images():
 def test_mistakes_are_named_with_what_to_pass_instead(changes, message):
     with pytest.raises(ValueError, match=message):
         small(**changes)
+
+
+def test_a_negative_number_of_examples_is_refused_and_not_taken_from_the_end():
+    with pytest.raises(ValueError, match="examples must be positive, got -5"):
+        make_problem(open_images("digits")).part(-5)
 
 
 def test_evaluate_gives_rows_that_print_as_a_table(tmp_path):

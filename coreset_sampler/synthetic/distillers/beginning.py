@@ -48,7 +48,8 @@ def check_bounds(bounds: Bounds | None) -> None:
     """Refuses bounds that are not a lowest and a highest value of each channel."""
     if bounds is None:
         return
-    low, high = bounds if len(bounds) == 2 else ((), ())
+    pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
+    low, high = bounds if pair and all(isinstance(each, (tuple, list)) for each in bounds) else ((), ())
     if not low or len(low) != len(high) or not all(one < other for one, other in zip(low, high, strict=True)):
         raise ValueError(
             f"bounds must be the lowest and the highest value of each channel, as in ((-0.8,), (2.0,)), got {bounds!r}"

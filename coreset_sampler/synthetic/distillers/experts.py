@@ -149,7 +149,7 @@ def train_experts(
     """
     check_default_device()
     for name, value in {"experts": experts, "epochs": epochs, "lr": lr, "batch": batch}.items():
-        check_number(name, value)
+        check_number(name, value, count=name != "lr")
     kinds = makers(network)
     if experts < len(kinds):
         raise ValueError(f"experts must be at least one for each of the {len(kinds)} networks, got {experts}")

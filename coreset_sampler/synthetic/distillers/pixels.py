@@ -86,17 +86,22 @@ def target_kind(targets: Tensor) -> str:
 
 
 def check_settings(distiller: Any) -> None:
-    """Settings of a dataclass that are numbers: rates finite and not negative, counts at least 1; errors name them."""
+    """Settings of a dataclass: rates finite and not negative, counts at least 1, functions callable; errors name them."""
     for setting in fields(distiller):
         value = getattr(distiller, setting.name)
         kind, *optional = str(setting.type).split(" | ")
-        if kind in ("int", "float") and not (optional and value is None):
-            check_number(setting.name, value)
+        if optional and value is None:
+            continue
+        if kind in ("int", "float"):
+            check_number(setting.name, value, count=kind == "int")
+        if setting.name in ("loss", "energy", "augmentation") and not callable(value):
+            rule = f"a function{' or None' if optional else ''}, which only Python can say"
+            raise ValueError(f"{setting.name} must be {rule}, got {value!r}")
 
 
-def check_number(name: str, value: Any) -> None:
+def check_number(name: str, value: Any, *, count: bool) -> None:
     """A rate or scale must be finite and not negative, a count at least 1."""
-    counts = isinstance(value, int) and not isinstance(value, bool)
-    if not (counts or isinstance(value, float)) or not 0 <= value < float("inf") or (counts and value < 1):
-        rule = "an integer of at least 1" if counts else "a finite number, 0 or more"
+    known = not isinstance(value, bool) and isinstance(value, int if count else (int, float))
+    if not known or not int(count) <= value < float("inf"):
+        rule = "an integer of at least 1" if count else "a finite number, 0 or more"
         raise ValueError(f"{name} must be {rule}, got {value!r}")

@@ -20,6 +20,7 @@ from ..networks import Network
 from ..preprocessing import Preprocessing
 from . import checkpoint
 from .checkpoint import Progress
+from .pixels import check_number
 from .real_data import RealData
 from .state import Distiller, DivergedError, Source, State
 
@@ -54,6 +55,8 @@ def run(
         raise ValueError(f"steps must be at least 1, got {steps}")
     if minutes is not None and minutes <= 0:
         raise ValueError(f"minutes must be positive, got {minutes}; leave them out for no limit")
+    if judge_every is not None:
+        check_number("evaluate_every", judge_every, count=True)
     judge_every = judge_every or max(1, steps // 10)
     saved, meter = time.monotonic(), _Meter(progress, steps, minutes, report)
     with _stop_signals() as stop:

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from ...layers import device_of
-from ..checks import check_outputs
+from ..checks import check_outputs, check_positive
 from ..dataset import SyntheticCoreset, as_float
 from ..fitting import as_taken_by, logits_of
 from ..flat import FlatNetwork
@@ -73,13 +73,15 @@ def check_chain(theta0: Tensor, steps: int, burn_in: int, thin: int, positive: d
     """Raises for arguments that no sampler can work with."""
     if theta0.ndim != 1 or not theta0.is_floating_point():
         raise ValueError(f"theta0 must be one vector of floats (d,), got {theta0.dtype} {tuple(theta0.shape)}")
+    for name, count in {"steps": steps, "burn_in": burn_in, "thin": thin}.items():
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise ValueError(f"{name} must be a whole number, got {count!r}")
     if not 0 <= burn_in < steps:
         raise ValueError(f"burn_in must be at least 0 and less than steps={steps}, got {burn_in}")
     if not 1 <= thin <= steps - burn_in:
         raise ValueError(f"thin must be between 1 and steps - burn_in = {steps - burn_in}, got {thin}")
     for name, value in positive.items():
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be positive, got {value}")
+        check_positive(name, value, whole=name == "leapfrog")
 
 
 def network_potential(

@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from ...randomness import seeded
+from ..checks import check_positive
 from ..dataset import SyntheticCoreset
 from ..fitting import as_taken_by, logits_of
 from ..flat import FlatNetwork
@@ -288,5 +289,4 @@ def _batches(n: int, size: int, steps: int, generator: Generator) -> Iterable[Te
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive, got {value}")
+        check_positive(name, value, whole=name in ("networks", "steps", "batch_size"))

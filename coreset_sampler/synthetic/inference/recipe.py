@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..checks import check_positive
 from ..dataset import SyntheticCoreset
 from ..fitting import fit
 from ..networks import Network, fresh
@@ -39,8 +40,7 @@ def by_recipe(
     changes = {name: value for name, value in said.items() if value is not None}
     if augmentation is not None:
         changes["augmentation"] = tuple(part for part in augmentation.split("+") if part)
-    if networks < 1:
-        raise ValueError(f"networks must be at least 1, got {networks}")
+    check_positive("networks", networks, whole=True)
 
     def infer(coreset: SyntheticCoreset, make: Network, seed: int) -> Predictive:
         generator = torch.Generator().manual_seed(seed)
