@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ def train_teacher(
 ) -> nn.Module:
     """A network of this maker trained on all of `data`, in evaluation mode. The same seed gives the same."""
     generator = Generator().manual_seed(seed)
-    model = fresh(make, generator).to(data.device).train()
+    model = fresh(make, generator).to(data.device, torch.float32).train()  # bf16 passes take no float64
     optimizer = torch.optim.AdamW(model.parameters(), plan.lr, weight_decay=0.02)
     steps = plan.epochs * -(-data.n // plan.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.lr, total_steps=steps)
@@ -63,10 +64,15 @@ def train_teacher(
             for inputs, targets in data.epoch(plan.batch, generator):
                 outputs = _half(model, changed(inputs, changes, generator))
                 optimizer.zero_grad(set_to_none=True)
-                functional.cross_entropy(outputs, targets).backward()
+                loss = functional.cross_entropy(outputs, targets)
+                loss.backward()
                 optimizer.step()
                 schedule.step()
                 right += int((outputs.argmax(1) == (targets.argmax(1) if targets.ndim == 2 else targets)).sum())
+            if not math.isfinite(float(loss.detach())):
+                raise ValueError(
+                    f"the teacher's loss became {float(loss.detach())}: lower its lr, which is {plan.lr:g}"
+                )
             if report is not None and (plan.epochs <= _LINES or (epoch + 1) * _LINES % plan.epochs < _LINES):
                 report(f"teacher, epoch {epoch + 1} of {plan.epochs}: accuracy {right / data.n:.1%} in training")
     return model.eval()
