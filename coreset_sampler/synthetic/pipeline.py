@@ -107,7 +107,7 @@ def distill(
         record = {"method": method, "data": problem.name, "images_per_class": images_per_class, "seed": seed}
         record |= problem.about_network | {"teacher": None if plan.teacher is None else asdict(plan.teacher)}
         begin = partial(beginning, distiller, problem, images_per_class, plan.teacher, seed, report)
-        begun, record = _begun(None if overwrite else place.checkpoint, record, distiller, problem, begin)
+        begun, record = _begun(None if overwrite else place.checkpoint, record, distiller, problem, plan.steps, begin)
         with _said_where(place.checkpoint):
             done = run(
                 distiller,
@@ -189,13 +189,23 @@ def _said_where(path: Path | None) -> Iterator[None]:
 
 
 def _begun(
-    path: Path | None, record: dict[str, Any], distiller: Distiller, problem: Problem, begin: Callable[[], Run]
+    path: Path | None,
+    record: dict[str, Any],
+    distiller: Distiller,
+    problem: Problem,
+    steps: int,
+    begin: Callable[[], Run],
 ) -> tuple[Run, dict[str, Any]]:
     """Where to begin, and the record of what the run is, with the settings by the step from which on they held."""
     settings = settings_of(distiller)
     if path is None or not path.exists():
         return begin(), record | {"settings": [[0, settings]]}
     begun, before = checkpoint.load(path, device=problem.train.device)
+    if begun.state.step > steps:
+        raise ValueError(
+            f"steps must be at least the {begun.state.step} that the run to resume has taken, got {steps}: pass as many, "
+            "name another place, or overwrite it"
+        )
     for name, value in record.items():
         if before.get(name) != value:
             raise ValueError(

@@ -214,6 +214,13 @@ def test_a_second_evaluation_into_the_same_file_is_refused(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_for_results_is_refused_before_anything_is_measured(tmp_path, capsys):
+    assert main(["evaluate", "digits/k-center-1", *QUICK, "--by", "sgd", "-o", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert f"{tmp_path} is a folder: name a file in it" in said
+    assert "accuracy" not in said
+
+
 def test_evaluate_takes_the_network_that_the_coreset_names_and_says_so(tmp_path, capsys):
     output = tmp_path / "results.json"
     command = ["evaluate", "digits/vbpc-1", "--data", "digits", "--by", "last-layer", "--seeds", "1", "-o", str(output)]

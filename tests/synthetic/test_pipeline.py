@@ -12,8 +12,8 @@ from coreset_sampler import distill, evaluate, load_coreset, recipe_for
 from coreset_sampler.synthetic.distillers import RealData, Variational
 from coreset_sampler.synthetic.distillers.run import StoppedError, run, start
 from coreset_sampler.synthetic.image_data import open_images
-from coreset_sampler.synthetic.problem import make_problem
 from coreset_sampler.synthetic.networks import convnet
+from coreset_sampler.synthetic.problem import make_problem
 
 SMALL = {"images_per_class": 1, "widths": (4, 6), "settings": {"pool": 2, "batch": 16, "fit_steps": 5}}
 EXPERTS = {"experts": 1, "epochs": 2, "examples": 60}
@@ -68,6 +68,13 @@ def test_a_run_of_other_settings_is_refused_unless_it_is_overwritten(tmp_path):
         small(resume=tmp_path, steps=2, seed=1)
     assert small(resume=tmp_path, steps=2, seed=1, overwrite=True).provenance["seed"] == 1
     assert small(resume=tmp_path, steps=2, seed=1).provenance["steps"] == 2
+
+
+def test_a_run_that_has_gone_further_is_not_given_for_one_of_fewer_steps(tmp_path):
+    small(resume=tmp_path, steps=3)
+    with pytest.raises(ValueError, match="steps must be at least the 3 that the run to resume has taken, got 2"):
+        small(resume=tmp_path, steps=2)
+    assert small(resume=tmp_path, steps=2, overwrite=True).provenance["steps"] == 2
 
 
 @pytest.mark.parametrize("method", ["fkl", "cd", "w", "rkl"])

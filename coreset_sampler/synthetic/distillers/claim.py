@@ -32,6 +32,8 @@ def claimed(output: Path, *also: Path) -> Iterator[None]:
     """
     if not output.parent.is_dir():
         raise ValueError(f"there is no folder {output.parent} to write to")
+    if output.is_dir():
+        raise ValueError(f"{output} is a folder: name a file in it")
     lock = output.with_name(f".{output.name}.lock")
     handle = _locked(lock, output)
     try:
