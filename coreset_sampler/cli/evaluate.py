@@ -80,13 +80,17 @@ def _run(options: argparse.Namespace) -> None:
         "image_size",
         "validation",
     )
-    results = evaluate(
-        options.coreset,
-        options.data,
-        settings=_settings(options.set),
-        output=options.output,
-        **{name: getattr(options, name) for name in same},
-    )
+    try:
+        results = evaluate(
+            options.coreset,
+            options.data,
+            settings=_settings(options.set),
+            output=options.output,
+            **{name: getattr(options, name) for name in same},
+        )
+    except KeyboardInterrupt:
+        kept = "nothing is kept without -o" if options.output is None else "to continue, repeat the command"
+        raise KeyboardInterrupt(kept) from None
     sys.stdout.write(f"{results}\n")
     if options.output is not None:
         sys.stdout.write(f"wrote {options.output}\n")

@@ -49,6 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{error}\n{hint}")
     except (ValueError, OSError, ImportError) as error:
         return _fail(str(error))
+    except KeyboardInterrupt as stopped:
+        kept = f"; {stopped}" if str(stopped) else ""
+        print(f"\ncoreset-sampler: stopped{kept}", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -56,7 +56,7 @@ class Log:
         self.rows: list[Row] = []
         if self.path is not None and self.path.exists():
             whole = self.path.read_text().split("\n")[:-1]  # without a torn last line
-            self.rows = [json.loads(line) for line in whole]
+            self.rows = [_row(line, number, self.path) for number, line in enumerate(whole, 1)]
             self.path.write_text("".join(line + "\n" for line in whole))
 
     def find(self, row: Row) -> Row | None:
@@ -77,6 +77,18 @@ class Log:
             partly = self.output.with_suffix(".partly")
             partly.write_text(json.dumps({"summary": summary(rows), "rows": list(rows)}, indent=1) + "\n")
             os.replace(partly, self.output)
+
+
+def _row(line: str, number: int, path: Path) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError(
+            f"{path} is damaged: line {number} is no row of results. Remove it to measure anew, or name another"
+        )
+    return row
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:

@@ -334,3 +334,26 @@ def test_sets_in_half_precision_are_judged(dtype, tmp_path):
 def test_networks_of_ones_own_are_functions_that_make_them(network):
     with pytest.raises(TypeError, match=f"got a {type(network).__name__} for 'mine': pass .*lambda"):
         evaluate(load_coreset("digits/k-center-1"), "digits", networks={"mine": network}, seeds=1)
+
+
+def test_an_interrupted_evaluation_says_what_is_kept(tmp_path, capsys, monkeypatch):
+    measured = []
+
+    def interrupted(*_):
+        measured.append(1)
+        if len(measured) > 1:
+            raise KeyboardInterrupt
+        return 0.5
+
+    monkeypatch.setattr("coreset_sampler.synthetic.evaluation.accuracy", interrupted)
+    command = ["evaluate", "digits/k-center-1", *QUICK, "--by", "sgd", *SET]
+    assert main([*command, "-o", str(tmp_path / "r.json")]) == 130
+    assert "stopped; to continue, repeat the command" in capsys.readouterr().err
+    assert main(command) == 130
+    assert "stopped; nothing is kept without -o" in capsys.readouterr().err
+
+
+def test_a_damaged_log_is_named(tmp_path, capsys):
+    (tmp_path / "r.jsonl").write_text('{"seed": 0}\ngarbage\n')
+    assert main(["evaluate", "digits/k-center-1", *QUICK, "--by", "sgd", "-o", str(tmp_path / "r.json")]) == 1
+    assert f"{tmp_path / 'r.jsonl'} is damaged: line 2 is no row of results" in capsys.readouterr().err

@@ -229,3 +229,12 @@ def test_a_network_is_named_without_quotes(tmp_path):
     words = ["--views", "2", "--set", "network=convnet-batch:4-4", "epochs=1", "-o", str(path)]
     assert main(["teach", "digits", "--images-per-class", "1", *words]) == 0
     assert SyntheticCoreset.load(path).provenance["teacher"]["network"] == "convnet-batch:4-4"
+
+
+def test_an_interruption_is_a_message_and_no_traceback(tmp_path, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("coreset_sampler.cli.teach.teach", interrupted)
+    assert main(["teach", "digits", "-o", str(tmp_path / "t.safetensors")]) == 130
+    assert capsys.readouterr().err.strip() == "coreset-sampler: stopped"
