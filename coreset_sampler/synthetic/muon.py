@@ -64,7 +64,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     wide = matrix if len(matrix) <= matrix.shape[1] else matrix.T
     wide = wide / (wide.norm() + 1e-7)
     first, third, fifth = _COEFFICIENTS
-    gram, identity = wide @ wide.T, torch.eye(len(wide), device=wide.device)
+    gram, identity = wide @ wide.T, torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
     factor = identity
     for _ in range(_ITERATIONS):  # X <- (a + b XX' + c (XX')^2) X, followed by what it does to XX', which is smaller
         change = first * identity + third * gram + fifth * gram @ gram

@@ -233,7 +233,7 @@ def kinds(asked: str | Sequence[str]) -> tuple[str, ...]:
 def network(
     name: str, channels: int, num_classes: int, image_size: int, *, widths: Sequence[int] | None = None
 ) -> Network:
-    """A maker of fresh networks by name.
+    """A maker of fresh networks by name, in float32 as images are, whatever the default is.
 
     Args:
         name: of `NETWORKS`; norm and widths may follow, as in `"resnet-batch:16-32"`.
@@ -243,7 +243,11 @@ def network(
     kind = Kind.parse(name, widths)
     make = partial(NETWORKS[kind.name], channels, num_classes, image_size)
     make = make if kind.widths is None else partial(make, widths=kind.widths)
-    return make if kind.norm is None else partial(make, norm=NORMS[kind.norm])
+    return partial(_float32, make if kind.norm is None else partial(make, norm=NORMS[kind.norm]))
+
+
+def _float32(make: Network) -> nn.Module:
+    return make().float()
 
 
 def makers(network: Network | Sequence[Network]) -> tuple[Network, ...]:

@@ -2,13 +2,14 @@
 
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from coreset_sampler import distill, evaluate, load_coreset, recipe_for
+from coreset_sampler import distill, evaluate, fit, load_coreset, recipe_for, teach
 from coreset_sampler.synthetic.distillers import RealData, Variational
 from coreset_sampler.synthetic.distillers.run import StoppedError, run, start
 from coreset_sampler.synthetic.image_data import open_images
@@ -123,6 +124,32 @@ def test_floats_bytes_and_arrays_are_the_same_images():
 def test_mistakes_are_named_with_what_to_pass_instead(changes, message):
     with pytest.raises(ValueError, match=message):
         small(**changes)
+
+
+@pytest.fixture
+def float64_by_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(("method", "networks"), [("vbpc", "vgg-batch:4-4"), ("fkl", "convnet:4"), ("w", "convnet:4")])
+def test_sets_are_learned_where_float64_is_the_default(method, networks, float64_by_default):
+    settings = {"pool": 2, "batch": 16} if method == "vbpc" else {"inner_steps": 2}
+    asked = {"images_per_class": 1, "steps": 2, "settings": settings, "networks": networks, "progress": False}
+    coreset = distill("digits", method=method, expert_settings=EXPERTS if method != "vbpc" else None, **asked)
+    assert coreset.inputs.dtype == torch.float32
+
+
+def test_sets_are_labelled_and_trained_on_where_float64_is_the_default(float64_by_default):
+    quick = {"network": "convnet:8-16", "epochs": 1}
+    coreset = teach("digits", images_per_class=1, views=16, settings=quick, progress=False)
+    assert coreset.inputs.dtype == coreset.targets.dtype == torch.float32
+    model = convnet(1, 10, 8, widths=(8, 8))
+    recipe = replace(recipe_for(coreset, model), steps=2)
+    assert recipe.optimizer == "muon"
+    fit(model, coreset, recipe)
+    assert next(model.parameters()).dtype == torch.float64
 
 
 def test_a_negative_number_of_examples_is_refused_and_not_taken_from_the_end():

@@ -181,15 +181,6 @@ def test_a_teacher_that_diverges_says_what_to_lower():
         teach("digits", settings=QUICK | {"lr": 1e12}, views=16, progress=False)
 
 
-def test_a_set_is_made_where_float64_is_the_default():
-    torch.set_default_dtype(torch.float64)
-    try:
-        coreset = teach("digits", images_per_class=1, views=16, settings=QUICK, progress=False)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert coreset.inputs.dtype == coreset.targets.dtype == torch.float32
-
-
 def test_from_the_shell(tmp_path, capsys):
     path = tmp_path / "a.safetensors"
     words = ["teach", "digits", "--images-per-class", "1", "--views", "4", "--set", "epochs=2", "-o", str(path)]

@@ -53,7 +53,7 @@ def train_teacher(
 ) -> nn.Module:
     """A network of this maker trained on all of `data`, in evaluation mode. The same seed gives the same."""
     generator = Generator().manual_seed(seed)
-    model = fresh(make, generator).to(data.device, torch.float32).train()  # bf16 passes take no float64
+    model = fresh(make, generator).to(data.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), plan.lr, weight_decay=0.02)
     steps = plan.epochs * -(-data.n // plan.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.lr, total_steps=steps)
