@@ -14,6 +14,7 @@ from ..extras import need
 from ..selection.distributed_sampler import DistributedCoresetSampler
 from ..selection.sampler import CoresetSampler
 from ..selection.weighted import WeightedDataset
+from ..synthetic.checks import check_positive
 from ..synthetic.dataset import SyntheticCoreset
 from ..synthetic.targets import Targets, loss_of, targets_as
 from .images import ImageConfig
@@ -145,6 +146,8 @@ def for_timm(
         >>> for x, y in DataLoader(train_set, batch_size=50, shuffle=True):
         ...     loss = torch.nn.functional.cross_entropy(model(x), y)
     """
+    if size is not None:
+        check_positive("size", size, whole=True)
     return TimmDataset(coreset, _config(model, size), targets)
 
 

@@ -83,6 +83,10 @@ def fit(
         >>> fit(model, train_set, test=test_set).test_accuracy
     """
     check_default_device()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            "model must have parameters to train, all have requires_grad=False: unfreeze its head at least"
+        )
     recipe, examples = _prepared(model, train_set, recipe)
     generator = torch.Generator().manual_seed(seed)
     with seeded(seed, devices_of(model)), torch.enable_grad():

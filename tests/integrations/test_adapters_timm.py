@@ -197,3 +197,9 @@ def test_workers_deliver_the_same_batches():
     for (x, y), (wx, wy) in zip(alone, workers, strict=True):
         assert torch.equal(x, wx)
         assert torch.equal(y, wy)
+
+
+@pytest.mark.parametrize(("size", "rule"), [(0, "positive"), ((32, 32), "a whole number"), (32.5, "a whole number")])
+def test_a_size_that_is_no_number_of_pixels_is_refused(size, rule):
+    with pytest.raises(ValueError, match=f"size must be {rule}, got"):
+        for_timm(grey_coreset(), resnet(), size=size)

@@ -332,3 +332,8 @@ def test_a_model_for_other_classes_is_told_how_many_there_are(labels, classes):
     coreset = load_coreset("digits/k-center-1")
     with pytest.raises(ValueError, match=f"each of the coreset's 10 classes, it gives {classes}"):
         fit(model, coreset, recipe_for(coreset, model, labels=labels))
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    with pytest.raises(ValueError, match="model must have parameters to train, .*unfreeze its head"):
+        fit(small().requires_grad_(False), LEARNED)
