@@ -13,13 +13,13 @@ from .selection.posterior import DiagonalLaplace, PointMass, Snapshots, Spherica
 from .selection.sampler import CoresetSampler
 from .selection.weighted import WeightedDataset
 from .synthetic.dataset import SyntheticCoreset, load_coreset
-from .synthetic.formats import read_experts, read_published
 from .synthetic.preprocessing import ZCA, Normalize, Raw
 
 if TYPE_CHECKING:
     from .synthetic.batchnorm import calibrate_batchnorm
     from .synthetic.evaluation import evaluate
     from .synthetic.fitting import fit
+    from .synthetic.formats import read_experts, read_published
     from .synthetic.labelling import label_views
     from .synthetic.pipeline import distill
     from .synthetic.teaching import teach
@@ -68,6 +68,8 @@ _LATER = {  # these bring modules that a training script which selects does not 
     "evaluate": "evaluation",
     "fit": "fitting",
     "label_views": "labelling",
+    "read_experts": "formats",
+    "read_published": "formats",
     "recipe_for": "training",
     "teach": "teaching",
 }
