@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from .visits import later_more, to_mean, visits
+
 MANY_CLASSES = 64  # above that gradients are projected
 PROJECTED = 40  # numbers that a projected gradient has
 _MOST_LOGITS = 4_000_000  # numbers that the logits of first visits may take
@@ -25,7 +27,8 @@ class ScoreStore:
     """For each example the mean over all visits of its logit gradient `softmax - onehot`, and when it was seen.
 
     Up to 64 classes the mean of the log probabilities is kept too: it tells wrong labels better than the mean probability,
-    since a visit at which the network knew nothing hardly changes it.
+    since a visit at which the network knew nothing hardly changes it. In it the k-th visit counts min(k, 3)² times: the
+    network knows more by then, and what it said before it learned labels by heart is not forgotten.
 
     Above 64 classes a gradient is kept as a fixed random projection onto 40 numbers, which keeps distances on average. At
     1.28 million examples and 1,000 classes that is 260 MB.
@@ -54,7 +57,8 @@ class ScoreStore:
     margin: Tensor
     """`(n,)` float32: mean of the label's logit minus the largest other one, NaN where never seen."""
     log_probabilities: Tensor
-    """`(n, classes)` float32: mean of the log softmax, NaN where never seen; empty if projected."""
+    """`(n, classes)` float32: mean of the log softmax, the k-th visit min(k, 3)² times; NaN where never seen; empty if
+    projected."""
     skipped: int
     """Rows left out because a logit was NaN or infinite."""
 
@@ -164,7 +168,7 @@ class ScoreStore:
             good = torch.cat(given, 1).isfinite().all(1)
             self.skipped += int((~good).sum())
             indices, logits, extra = indices[good], logits[good], None if extra is None else extra[good]
-        for rows in _visits(indices):
+        for rows in visits(indices):
             self._visit(indices[rows], logits[rows], epoch, None if extra is None else extra[rows])
 
     def _visit(self, at: Tensor, logits: Tensor, epoch: int, gradient: Tensor | None) -> None:
@@ -179,18 +183,18 @@ class ScoreStore:
         probability = log_probability.exp()
         weight, own = (seen + 1).float().reciprocal(), probability.gather(1, labels)
         margin = logits.gather(1, labels) - logits.scatter(1, labels, -torch.inf).amax(1, keepdim=True)
-        _to_mean(self.label_probability, at, own[:, 0], weight, first)
-        _to_mean(self.margin, at, margin[:, 0], weight, first)
+        to_mean(self.label_probability, at, own[:, 0], weight, first)
+        to_mean(self.margin, at, margin[:, 0], weight, first)
         if self.projected:
             largest, likeliest = probability.max(1)
-            _to_mean(self._largest, at, largest, weight, first)
+            to_mean(self._largest, at, largest, weight, first)
             self._count_vote(at, likeliest.int())
         else:
-            _to_mean(self.log_probabilities, at, log_probability, weight, first)
+            to_mean(self.log_probabilities, at, log_probability, later_more(seen + 1), first)
         if gradient is None:
             gradient = probability.scatter_(1, labels, own - 1)
         gradient = gradient @ self._projection if self.projected else gradient
-        _to_mean(self._gradient, at, gradient, weight, first)
+        to_mean(self._gradient, at, gradient, weight, first)
         self.counts.index_copy_(0, at, seen + 1)
         self.last_seen.index_fill_(0, at, epoch)
 
@@ -251,38 +255,8 @@ class ScoreStore:
             yield name, getattr(self, name)
 
 
-def _visits(indices: Tensor) -> Iterator[Tensor | slice]:
-    """Rows in groups in which no index is twice: the first time of each, then the second, and so on.
-
-    Example: indices `[7, 3, 7, 7]` give the rows `[0, 1]`, `[2]` and `[3]`.
-    """
-    found = np.sort(indices.numpy())
-    if not (found[1:] == found[:-1]).any():
-        if len(indices):
-            yield slice(None)
-        return
-    order = torch.argsort(indices, stable=True)
-    ranked = indices[order]
-    new = torch.ones(len(ranked), dtype=torch.bool)
-    new[1:] = ranked[1:] != ranked[:-1]
-    place = torch.arange(len(ranked))
-    start = torch.where(new, place, 0).cummax(0).values
-    times = torch.empty_like(place).index_put_((order,), place - start)  # that an index came before
-    for time in range(int(times.max()) + 1):
-        yield (times == time).nonzero()[:, 0]
-
-
 def _unseen(*shape: int) -> Tensor:
     return torch.full(shape, torch.nan, dtype=torch.float32)
-
-
-def _to_mean(mean: Tensor, at: Tensor, new: Tensor, weight: Tensor, first: Tensor | None) -> None:
-    """Moves the means at `at`, all different; those of a `first` visit, if there are any, are what is new."""
-    old = mean.index_select(0, at)
-    if new.ndim == 2:
-        weight, first = weight[:, None], None if first is None else first[:, None]
-    moved = (new - old).mul_(weight).add_(old)
-    mean.index_copy_(0, at, moved if first is None else torch.where(first, new, moved))
 
 
 def _projection(classes: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from coreset_sampler import CoresetSampler, PointMass, SphericalGaussian, Trajectory, strategies
+from coreset_sampler.selection.noise import NoiseModel, quality_of
 from coreset_sampler.selection.scores import ScoreStore
 from coreset_sampler.selection.scoring import ScoringView
 from coreset_sampler.selection.strategies import due
@@ -264,3 +265,28 @@ def test_who_is_first_is_what_sorting_all_by_time_and_tie_says(size):
     ties = torch.rand(100, generator=generator, dtype=torch.float64)
     expected = sorted(range(100), key=lambda row: (float(times[row]), float(ties[row])))[:size]
     assert due._first(times, ties, size).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("matrix", "power"), [(pairs(0.4, CLASSES), 3.0), (symmetric(0.4, CLASSES), 2 + 1 / (CLASSES - 1))]
+)
+def test_wrong_labels_that_are_all_of_one_class_are_held_back_more(matrix, power):
+    truth, logits = predictions(N, CLASSES, signal=1.5)
+    labels = labelled(truth, matrix)
+    store = ScoreStore(labels, CLASSES)
+    store.observe(torch.arange(N), logits.float(), 0)
+    model = NoiseModel(matrix, 0.4, competent=True)
+    state = due.learned(Watched(10, noise=model), store, 10, 2.0)
+    chance = due.label_chance(quality_of(store, model), labels, exponent=power)
+    assert state.chance.allclose(chance.clamp(0.02, 1.0))
+
+
+def test_what_was_found_is_not_judged_again():
+    truth, logits = predictions(N, CLASSES)
+    labels = labelled(truth, symmetric(0.4, CLASSES))
+    run = Run(labels, lambda at, epoch: logits[at].float() * (1 if epoch < 10 else 0.1))
+    run.go(11)
+    found = run.state.noise
+    assert found.rate > 0.3
+    run.go(30)
+    assert run.state.noise is found

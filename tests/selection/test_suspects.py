@@ -47,7 +47,7 @@ def test_few_wrong_labels_that_no_rate_is_found_for_still_come_first(classes):
 def test_a_model_that_is_given_is_not_fitted_anew():
     truth, logits = predictions(1000, 5)
     store = observed(logits, truth)
-    doubting = NoiseModel(1.0, pairs(0.3, 5), 0.3, competent=True)
+    doubting = NoiseModel(pairs(0.3, 5), 0.3, competent=True)
     assert chance_right(store, doubting).equal(quality_of(store, doubting))
     assert not chance_right(store).equal(chance_right(store, doubting))
 

@@ -16,7 +16,7 @@ from ..types import Balance, View
 from .pools import class_weights, first_of_each_class, quotas
 from .uniform import Place, next_of_pass
 
-_LEAST_RATE = 0.05  # of wrong labels; below it all are trusted
+_LEAST_RATE = 0.08  # of wrong labels; below it all are trusted: to weak networks some right ones look as wrong
 _FIRST_AGAIN = 2  # passes after which the labels are judged anew, then at every power of 2
 _LEAST_CHANCE = 0.02  # so that each example is shown again
 _MOST_OFTEN = 2.0  # times that the qualities of a class may be raised, to make up for its share
@@ -106,7 +106,8 @@ def learned(state: Watched, store: ScoreStore | None, per_pass: int, exponent: f
     noise = state.noise
     if noise is None or noise.rate < _LEAST_RATE:
         return state
-    chance = label_chance(quality_of(store, noise), store.labels, exponent=exponent)
+    power = exponent * (1 + noise.coherence / 2)  # wrong labels that are all of one class outvote right ones soonest
+    chance = label_chance(quality_of(store, noise), store.labels, exponent=power)
     return replace(state, chance=chance.clamp(_LEAST_CHANCE, 1.0))
 
 
@@ -117,14 +118,15 @@ def _is_time(selections: int, per_pass: int) -> bool:
 
 
 def _judged_again(store: ScoreStore, before: NoiseModel) -> NoiseModel:
-    """The noise model of all visits, where that of `before` found nothing, or less noise with less evidence.
+    """The noise model of all visits, where that of `before` found nothing.
 
     What a network says of an example before it was trained on it is the best evidence. One that knew little then says more
-    by its later visits, and later on labels are learned with their mistakes. So what was found stays, and the rate is
-    never lowered.
+    by its later visits; but later on labels are learned with their mistakes, so what was found stays.
     """
+    if before.rate >= _LEAST_RATE:
+        return before
     now = noise_model(store.log_probabilities, store.labels)
-    return now if now.rate > before.rate and now.gain > before.gain else before
+    return now if now.rate > before.rate else before
 
 
 def label_chance(quality: Tensor, labels: Tensor, *, exponent: float = 2.0) -> Tensor:

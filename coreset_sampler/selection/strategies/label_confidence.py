@@ -45,11 +45,12 @@ class LabelConfidence:
 
     By default it watches the model train, and no forward pass is run for selection. Everything is shown once, in a uniform
     pass. What the network said of examples before it was trained on them tells how many labels are wrong, and which classes
-    are taken for which (`noise.py`); after 2, 4, 8, ... passes it is asked again. If that is under 5 %, or the network
-    cannot tell, all further passes are uniform too. Else a label that is right with probability $r$, by the mean over all
-    visits and as many of them as were found to be right, has a chance in proportion to $r^{\text{exponent}}$, at least
-    0.02, and is due again 1 / chance passes after it was shown. Chances are computed anew twice a pass. Cost: three numbers
-    per example, and fitting after 1, 2, 4, 8, ... passes: a tenth of a second for 10 classes, seconds for hundreds.
+    are taken for which (`noise.py`). If that is under 8 %, or the network cannot tell, all further passes are uniform too,
+    and it is asked again after 2, 4, 8, ... passes. Else a label that is right with probability $r$, by the mean over all
+    visits and as many of them as were found to be right, has a chance in proportion to $r^p$, at least 0.02, and is due
+    again 1 / chance passes after it was shown; $p$ is the exponent, and up to half more the more the wrong labels of a class
+    are of one other class. Chances are computed anew twice a pass. Cost: three numbers per example, and fitting a noise
+    model: a tenth of a second for 10 classes, seconds for hundreds.
 
     With another posterior a scoring pass runs `min(n, rescore_every * size * candidates)` examples through the model,
     `draws` times, and serves `rescore_every` selections (see `confidence.py`). What was kept goes to the end of a queue.
