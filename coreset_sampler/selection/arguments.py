@@ -100,10 +100,11 @@ def check_observed(indices: Any, logits: Any, n: int, labels: Tensor, classes: i
     if not isinstance(logits, Tensor) or logits.ndim != 2 or not logits.is_floating_point():
         got = f"shape {tuple(logits.shape)} of {logits.dtype}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(f"logits must be a tensor (b, classes) of floats, got {got}; of a model's output pass .logits")
-    if len(at) != len(logits):
+    if at.shape[0] != logits.shape[0]:
         raise ValueError(f"indices and logits must have as many rows, got {len(at)} and {len(logits)}")
     at = at.to("cpu", torch.int64)
-    low, high = map(int, at.aminmax()) if len(at) else (0, 0)
+    listed = at.tolist() or [0]  # whose least and largest take half of the time of a tensor's
+    low, high = min(listed), max(listed)
     if not 0 <= low <= high < n:
         raise ValueError(f"indices must be in [0, {n}), got {low} to {high}: they count the data set")
     if logits.shape[1] != classes if classes is not None else logits.shape[1] < needed:

@@ -14,7 +14,7 @@ from .arguments import check_observed
 from .evidence import Evidence
 from .forward import remark_on
 from .noisy_head import NoisyHead, noise_of
-from .observed import Batch, joined
+from .observed import Batch, copied, joined
 from .scores import ScoreStore
 from .watching import Watch, cannot_watch, watched_module
 
@@ -109,7 +109,7 @@ class Observing:
             labels,
             torch.tensor(own, dtype=torch.int64),
             at,
-            yielded=lambda: epoch.yielded if epoch.yielded < given else len(own),  # a share may repeat some at its end
+            yielded=lambda: count if (count := epoch.yielded) < given else len(own),  # a share may repeat its first
             evidence=self._evidence,
             take=self._take_watched,
             mismatch=self._switch_off,
@@ -138,19 +138,19 @@ class Observing:
             self._empty_passes = 0
         self._settle()
 
-    def _take_watched(self, indices: Tensor, logits: Tensor, position: int) -> str | None:
+    def _take_watched(self, order: Tensor, rows: slice, logits: Tensor) -> str | None:
         gradients = None
         if self._head is not None:
-            seed = mixed_seed(self._sampler.seed, self._sampler.epoch, HEAD, position)
-            gradients = self._head.gradients(logits, self._sampler.read_labels()[indices], seed)
+            seed = mixed_seed(self._sampler.seed, self._sampler.epoch, HEAD, rows.start)
+            gradients = self._head.gradients(logits, self._sampler.read_labels()[order[rows]], seed)
             if gradients is None:
                 return "its logits are not the output of its last layer, so that noise in the head has no meaning"
-        self._take(indices, logits, gradients)
+        self._take(Batch(order, logits, self._sampler.epoch, gradients, rows))
         return None
 
-    def _take(self, indices: Tensor, logits: Tensor, gradients: Tensor | None = None) -> None:
-        self._pending.append(Batch(indices, logits, self._sampler.epoch, gradients))
-        self._bytes += logits.nbytes
+    def _take(self, batch: Batch) -> None:
+        self._pending.append(batch)
+        self._bytes += batch.logits.nbytes
         if self._bytes > _MOST_PENDING:
             self._settle()
 
@@ -163,7 +163,7 @@ class Observing:
         self._pending, self._bytes = [], 0
 
     def _add(self, batches: list[Batch]) -> None:
-        for indices, logits, epoch, gradients in joined(batches):
+        for indices, logits, epoch, gradients, _ in joined(batches):
             if self.store is None:
                 self.store = ScoreStore(self._sampler.read_labels(), logits.shape[1])
             self._sampler._warn_once(remark_on(logits, self.store.labels[indices]))
@@ -204,12 +204,12 @@ class Observing:
                 f"observe is given logits, and noise={self._noise[0]!r} of the strategy's posterior needs the head's input: "
                 "leave the calls of observe out, so that the model is watched, or pass Trajectory(noise=None)"
             )
-        if distributed.world()[1] > 1 and not (self.wanted or self.strategy_reads):
+        if not (self.wanted or self.strategy_reads) and distributed.world()[1] > 1:
             raise ValueError("observe in several processes needs watch=True in each, so that they put scores together")
         if not self.explicit:
             self.rely_on_observe()
         self.told += 1
-        self._take(at, rows.detach().to("cpu", torch.float32, copy=True))
+        self._take(Batch(at, copied(rows).cpu(), self._sampler.epoch))
 
     @property
     def scores(self) -> ScoreStore:
@@ -226,7 +226,7 @@ class Observing:
         """Puts what all processes have seen into the store of each. One that cannot watch its model speaks for all."""
         if not (self.wanted or self.strategy_reads) or distributed.world()[1] == 1:
             return self._settle()
-        parts = distributed.gather([(self.off, self.explicit, self._pending)])
+        parts = distributed.gather([(self.off, self.explicit, list(joined(self._pending)))])
         off = next((reason for reason, _, _ in parts if reason), "")
         if off and not self.off:
             self._switch_off(off)

@@ -18,22 +18,27 @@ from .. import distributed
 from .evidence import Evidence
 from .forward import logits_of
 from .labels import LABEL_KEYS, are_mixed, class_numbers
+from .observed import copied
 
 
 class Hook:
     """A hook that calls a method as long as its object lives. In a copy of the model, or a saved one, it does nothing."""
 
     def __init__(self, method: Callable[..., None]) -> None:
-        self._method = weakref.WeakMethod(method)
+        bound: Any = method
+        self._owner, self._function = weakref.ref(bound.__self__), bound.__func__  # a WeakMethod takes longer to call
 
     def __call__(self, *given: Any) -> None:
         """Hands on what torch gives a hook."""
-        (self._apart if torch.compiler.is_compiling() else self._call)(*given)
+        if torch.compiler.is_compiling():
+            self._apart(*given)
+        elif (owner := self._owner()) is not None:
+            self._function(owner, *given)
 
     def _call(self, *given: Any) -> None:
-        method = self._method()
-        if method is not None:
-            method(*given)
+        owner = self._owner()
+        if owner is not None:
+            self._function(owner, *given)
 
     # Of torch.compiler.disable the part that imports nothing. Where nothing is compiled it would be two fifths of the cost.
     _apart = _disable_dynamo(_call)
@@ -52,7 +57,7 @@ class Watch:
         start: where the first row is in this order.
         yielded: how many of them were given out so far.
         evidence: what is known of the match, also from passes before.
-        take: is given `(indices, logits, position)` of each batch that matches, and says what is wrong with it, if anything.
+        take: is given `(order, rows of it, logits)` of each batch that matches, and says what is wrong with it, if anything.
         mismatch: is given the reason when they do not; the hooks are off by then.
         loader: the iterator of the DataLoader that reads the indices from `first` on, if that is known. The hooks go as
             soon as the loop has run the model on all that it gives, or has let go of it after the last row that it gave.
@@ -69,7 +74,7 @@ class Watch:
         *,
         yielded: Callable[[], int],
         evidence: Evidence,
-        take: Callable[[Tensor, Tensor, int], str | None],
+        take: Callable[[Tensor, slice, Tensor], str | None],
         mismatch: Callable[[str], None],
         loader: Any = None,
         first: int = 0,
@@ -127,7 +132,7 @@ class Watch:
     def _match(self, output: Any, args: Any, named: Mapping[str, Any]) -> str | None:
         """Takes the rows of a forward pass, or says why they cannot be matched."""
         try:
-            logits = logits_of(output, self._last_class + 1).detach()
+            logits = logits_of(output, self._last_class + 1)
         except ValueError:
             return "its output has no logits of shape (batch, classes)"
         (rows, classes), at = logits.shape, self.position
@@ -137,19 +142,19 @@ class Watch:
         if classes <= self._last_class:
             return f"it gives {classes} logits, and labels go up to {self._last_class}"
         self.position, self.largest = at + rows, max(self.largest, rows)
-        indices, seen = self.order[at : at + rows], visible_labels(args, named)
+        seen = visible_labels(args, named)
         if seen is not None and are_mixed(seen):
             return None  # mixed examples: the rows belong to no single one, and are left out
-        logits = logits.to(torch.float32, copy=True)  # a loop may write into its own
+        logits = copied(logits)
         seen = None if seen is None else class_numbers(seen)
-        if seen is not None and seen.shape == indices.shape and not seen.is_floating_point():
+        if seen is not None and seen.shape == (rows,) and not seen.is_floating_point():
             if not torch.equal(seen.to("cpu", torch.int64), self.labels[at : at + rows]):
                 return "the labels that it was given are not those of the matched examples"
         elif self._evidence.is_wanted():
             reason = self._evidence.add(logits, self.labels[at : at + rows], self._neighbours(at, rows))
             if reason is not None:
                 return reason
-        return self._take(indices, logits, at)
+        return self._take(self.order, slice(at, at + rows), logits)
 
     def _neighbours(self, at: int, rows: int) -> list[Tensor]:
         """The labels of as many examples before and after, where there are as many."""
