@@ -449,6 +449,15 @@ def test_more_rows_than_were_given_out_are_a_mismatch():
         call(sampler, model, lambda x: model(x.flip(3)))  # two views
 
 
+@pytest.mark.parametrize("loader", [{}, {"num_workers": 2, "prefetch_factor": 9}], ids=["plain", "read_ahead"])
+def test_a_second_pass_over_a_batch_is_a_mismatch_also_where_workers_have_read_all_of_the_epoch(loader):
+    model = net()
+    model.train()
+    batches = DataLoader(data(), BATCH, sampler=sampler_of(model), **loader)
+    with pytest.warns(UserWarning, match="given 32 rows where 0"):
+        [(model(x), model(x)) for x, _ in batches]  # as SAM does
+
+
 def test_a_row_that_was_not_given_out_yet_is_a_mismatch():
     model = net()
     sampler = sampler_of(model)
