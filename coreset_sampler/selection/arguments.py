@@ -106,10 +106,22 @@ def check_observed(indices: Any, logits: Any, n: int, labels: Tensor, classes: i
     low, high = map(int, at.aminmax()) if len(at) else (0, 0)
     if not 0 <= low <= high < n:
         raise ValueError(f"indices must be in [0, {n}), got {low} to {high}: they count the data set")
-    if logits.shape[1] != classes if classes is not None else logits.shape[1] < needed:
-        what = f"{classes} as before" if classes is not None else f"at least {needed}, the labels' classes"
-        raise ValueError(f"logits must have one column per class, {what}, got {logits.shape[1]}")
+    if classes is not None:
+        check_columns(logits, classes)
+    elif logits.shape[1] < needed:
+        raise ValueError(
+            f"logits must have one column per class, at least {needed}, the labels' classes, got {logits.shape[1]}"
+        )
     return at, logits
+
+
+def check_columns(logits: Tensor, before: int) -> None:
+    """Raises unless the logits are of as many classes as those before."""
+    if logits.shape[1] != before:
+        raise ValueError(
+            f"logits must have one column per class, {before} as before, got {logits.shape[1]}: scores of both cannot be "
+            "put together. Where the model's head was replaced make a new sampler."
+        )
 
 
 def check_logits(name: str, values: Tensor, labels: Tensor) -> None:

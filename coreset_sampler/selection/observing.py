@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import distributed
 from ..randomness import HEAD, mixed_seed
-from .arguments import check_observed
+from .arguments import check_columns, check_observed
 from .evidence import Evidence
 from .forward import remark_on
 from .noisy_head import NoisyHead, noise_of
@@ -164,8 +164,8 @@ class Observing:
 
     def _add(self, batches: list[Batch]) -> None:
         for indices, logits, epoch, gradients in joined(batches):
-            if self.store is None:
-                self.store = ScoreStore(self._sampler.read_labels(), logits.shape[1])
+            self.store = self.store or ScoreStore(self._sampler.read_labels(), logits.shape[1])
+            check_columns(logits, self.store.classes)
             self._sampler._warn_once(remark_on(logits, self.store.labels[indices]))
             self.store.observe(indices, logits, epoch, gradients)
 

@@ -820,6 +820,15 @@ def test_a_head_that_is_replaced_in_mid_run_does_not_disturb_the_check():
         assert evidence.add(logits, torch.zeros(8, dtype=torch.int64), [torch.ones(8, dtype=torch.int64)] * 2) is None
 
 
+@pytest.mark.parametrize("watch", [True, False])
+def test_scores_of_a_head_with_more_classes_than_before_are_refused_in_words(watch):
+    model = net()
+    sampler = loop(sampler_of(model, watch=watch), model, epochs=2)
+    model[-1] = nn.Linear(model[-1].in_features, 12)
+    with pytest.raises(ValueError, match="10 as before, got 12.* make a new sampler"):
+        loop(sampler, model, epochs=3)
+
+
 def fitting(batch, labels, classes=4, signal=3.0):
     """Logits of a network that fits these labels."""
     logits = torch.randn(len(labels), classes, generator=torch.Generator().manual_seed(batch))
