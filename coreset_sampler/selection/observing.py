@@ -113,7 +113,7 @@ class Observing:
             evidence=self._evidence,
             take=self._take_watched,
             mismatch=self._switch_off,
-            loader=None if isinstance(share, list) else caller.loader,
+            loader=caller.loader,
             first=0 if isinstance(share, list) else start,
             also_off=None if self._head is None else self._head.off,
         )
