@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from numbers import Number
 from typing import Any
@@ -21,14 +22,17 @@ _CLASSES_AN_EXAMPLE = 10  # what is beyond costs memory and is no class number
 def labels_of(dataset: Dataset[Any], *, num_workers: int = 0, progress: bool = True) -> Tensor:
     """`(n,)` int64 labels: from `targets`, `labels` or a label column if there is one, else by one pass over the data."""
     found = _stored_labels(dataset)
-    stored = found is not None and not isinstance(dataset, TensorDataset)
+    stored = found is not None and not isinstance(_whole(dataset), TensorDataset)
     try:
         found = _read_labels(dataset, num_workers, progress) if found is None else found
-        return check_labels(found, len(dataset))  # type: ignore[arg-type]
+        labels = check_labels(found, len(dataset))  # type: ignore[arg-type]
     except ValueError as error:
         if stored or not (where := _where_read(dataset[0])):
             raise
         raise ValueError(f"{error} {where}") from error
+    if not stored and _is_unclear(dataset):
+        warnings.warn(f"{_where_read(dataset[0])} If it is the second, labels= alone says so.", stacklevel=4)
+    return labels
 
 
 def check_labels(labels: Any, n: int) -> Tensor:
@@ -121,6 +125,27 @@ def _where_read(item: Any) -> str:
         f"Examples have {len(item)} fields, of which the second was read as the label. If it is another, pass labels= with "
         "every example's class and forward_fn= to say how to run the model on a batch."
     )
+
+
+def _is_unclear(dataset: Any) -> bool:
+    """Whether examples have a whole number behind the second field that could be the label, and is not the index."""
+    first, last = dataset[0], dataset[len(dataset) - 1]
+    if not isinstance(first, (tuple, list)):
+        return False
+    later = [np.asarray(field) for field in zip(first[2:], last[2:], strict=True) if all(map(_is_whole, field))]
+    return any(field.tolist() != [0, len(dataset) - 1] for field in later)
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and not value.is_floating_point() and value.dtype != torch.bool
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _whole(dataset: Any) -> Any:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
 
 
 def _stored_labels(dataset: Any) -> Any:

@@ -111,3 +111,51 @@ def test_columns_of_several_tensor_sets_are_put_together():
     parts = [TensorDataset(torch.zeros(3, 2), torch.tensor(NUMBERS[:3])), Stored(NUMBERS[3:])]
     assert labels_of(ConcatDataset(parts)).tolist() == NUMBERS
     assert labels_of(ConcatDataset(parts[:1] * 2)).tolist() == NUMBERS[:3] * 2
+
+
+class Fields(Dataset):
+    """Examples of these fields, whose labels are not stored."""
+
+    def __init__(self, *fields):
+        self.fields = fields
+
+    def __len__(self):
+        return len(NUMBERS)
+
+    def __getitem__(self, i):
+        return torch.zeros(2), *(field[i] for field in self.fields)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Fields([0, 0, 0, 1, 1, 1], NUMBERS),
+        Fields(NUMBERS, np.array([5, 0, 1, 2, 3, 4])),
+        TensorDataset(torch.zeros(6, 2), torch.tensor([3, 4, 5, 3, 4, 5]), torch.tensor(NUMBERS)),
+        Subset(TensorDataset(torch.zeros(6, 2), torch.tensor([3, 4, 5, 3, 4, 5]), torch.tensor(NUMBERS)), [1, 2]),
+    ],
+    ids=["domain", "group", "lengths", "part"],
+)
+def test_a_label_that_may_be_in_another_field_than_the_second_is_told(data):
+    with pytest.warns(
+        UserWarning, match="have 3 fields, of which the second was read as the label.*labels= alone says so"
+    ):
+        labels_of(data, progress=False)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Fields(NUMBERS),
+        Fields(NUMBERS, range(6)),
+        Fields(NUMBERS, torch.ones(6)),
+        Fields(NUMBERS, [True, False] * 3),
+        Fields(NUMBERS, torch.zeros(6, 2).long()),
+        Fields(NUMBERS, "abcdef"),
+        TensorDataset(torch.zeros(6, 2), torch.tensor(NUMBERS), torch.arange(6)),
+    ],
+    ids=["pair", "index", "weight", "flag", "mask", "name", "tensors"],
+)
+def test_an_index_a_weight_or_a_mask_behind_the_label_is_no_other_label(data, recwarn):
+    assert labels_of(data, progress=False).tolist() == NUMBERS
+    assert not recwarn.list
