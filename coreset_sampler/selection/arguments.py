@@ -38,6 +38,7 @@ def size_of(n: int, fraction: float | None, size: int | None) -> int:
     if (fraction is None) == (size is None):
         raise ValueError(f"pass either fraction or size, got fraction={fraction} and size={size}")
     if fraction is not None:
+        check_number("fraction", fraction)
         if not 0 < fraction <= 1:
             raise ValueError(
                 f"fraction must be in (0, 1], got {fraction}. To keep {fraction:g} examples pass size={fraction:g}"
@@ -48,6 +49,12 @@ def size_of(n: int, fraction: float | None, size: int | None) -> int:
     if not 1 <= whole_number("size", size, 1) <= n:
         raise ValueError(f"size must be between 1 and the data set's {n} examples, got {size}")
     return int(size)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raises for text, as YAML makes of `1e-1` and a command line of anything."""
+    if isinstance(value, str):
+        raise TypeError(f"{name} must be a number, got the text {value!r}. Pass float({value!r}).")
 
 
 def whole_number(name: str, value: int, least: int) -> int:
