@@ -38,6 +38,7 @@ def size_of(n: int, fraction: float | None, size: int | None) -> int:
     if (fraction is None) == (size is None):
         raise ValueError(f"pass either fraction or size, got fraction={fraction} and size={size}")
     if fraction is not None:
+        check_number("fraction", fraction)
         if not 0 < fraction <= 1:
             raise ValueError(
                 f"fraction must be in (0, 1], got {fraction}. To keep {fraction:g} examples pass size={fraction:g}"
@@ -48,6 +49,12 @@ def size_of(n: int, fraction: float | None, size: int | None) -> int:
     if not 1 <= whole_number("size", size, 1) <= n:
         raise ValueError(f"size must be between 1 and the data set's {n} examples, got {size}")
     return int(size)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raises for text, as YAML makes of `1e-1` and a command line of anything."""
+    if isinstance(value, str):
+        raise TypeError(f"{name} must be a number, got the text {value!r}. Pass float({value!r}).")
 
 
 def whole_number(name: str, value: int, least: int) -> int:
@@ -107,10 +114,22 @@ def check_observed(indices: Any, logits: Any, n: int, labels: Tensor, classes: i
     low, high = min(listed), max(listed)
     if not 0 <= low <= high < n:
         raise ValueError(f"indices must be in [0, {n}), got {low} to {high}: they count the data set")
-    if logits.shape[1] != classes if classes is not None else logits.shape[1] < needed:
-        what = f"{classes} as before" if classes is not None else f"at least {needed}, the labels' classes"
-        raise ValueError(f"logits must have one column per class, {what}, got {logits.shape[1]}")
+    if classes is not None:
+        check_columns(logits, classes)
+    elif logits.shape[1] < needed:
+        raise ValueError(
+            f"logits must have one column per class, at least {needed}, the labels' classes, got {logits.shape[1]}"
+        )
     return at, logits
+
+
+def check_columns(logits: Tensor, before: int) -> None:
+    """Raises unless the logits are of as many classes as those before."""
+    if logits.shape[1] != before:
+        raise ValueError(
+            f"logits must have one column per class, {before} as before, got {logits.shape[1]}: scores of both cannot be "
+            "put together. Where the model's head was replaced make a new sampler."
+        )
 
 
 def check_logits(name: str, values: Tensor, labels: Tensor) -> None:

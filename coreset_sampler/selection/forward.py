@@ -21,13 +21,7 @@ def default_forward(model: nn.Module, batch: Any, *, classes: int = 0) -> tuple[
         accepted = inspect.signature(model.forward).parameters
         any_name = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
         named = {k: v for k, v in batch.items() if k not in LABEL_KEYS and (any_name or k in accepted)}
-        try:
-            inspect.signature(model.forward).bind(**named)
-        except TypeError as error:
-            raise TypeError(
-                f"the model takes ({', '.join(accepted)}) and cannot be given {sorted(batch)} of a batch by name: {error}. "
-                'Pass forward_fn= to say how, such as forward_fn=lambda model, batch: (model(batch["x"]), batch["label"]).'
-            ) from error
+        _check_call(model, f"{sorted(batch)} of a batch by name", 'model(batch["x"]), batch["label"]', **named)
         output = model(**named)
     else:
         found = class_numbers(labels) if isinstance(labels, Tensor) else None
@@ -37,8 +31,24 @@ def default_forward(model: nn.Module, batch: Any, *, classes: int = 0) -> tuple[
                 f"shape {tuple(labels.shape)} of {labels.dtype}: not one class per example. Pass labels= and forward_fn= to "
                 "say which is which, such as forward_fn=lambda model, batch: (model(batch[1]), batch[2])."
             )
-        output = model(batch[0])
+        try:
+            output = model(batch[0])
+        except TypeError:
+            _check_call(model, "the first field of a batch alone", "model(*batch), batch[1]", batch[0])
+            raise
     return logits_of(output, classes), labels
+
+
+def _check_call(model: nn.Module, given: str, way_out: str, *args: Any, **named: Any) -> None:
+    """Raises if the model does not take these; `given` and `way_out` are for the error."""
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        raise TypeError(
+            f"the model takes ({', '.join(signature.parameters)}) and cannot be given {given}: {error}. Pass forward_fn= to "
+            f"say how, such as forward_fn=lambda model, batch: ({way_out})."
+        ) from error
 
 
 def check_scoring_dtype(dtype: Any) -> torch.dtype | None:

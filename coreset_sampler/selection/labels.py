@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -20,26 +22,22 @@ _CLASSES_AN_EXAMPLE = 10  # what is beyond costs memory and is no class number
 def labels_of(dataset: Dataset[Any], *, num_workers: int = 0, progress: bool = True) -> Tensor:
     """`(n,)` int64 labels: from `targets`, `labels` or a label column if there is one, else by one pass over the data."""
     found = _stored_labels(dataset)
-    stored = found is not None and not isinstance(dataset, TensorDataset)
+    stored = found is not None and not isinstance(_whole(dataset), TensorDataset)
     try:
         found = _read_labels(dataset, num_workers, progress) if found is None else found
-        return check_labels(found, len(dataset))  # type: ignore[arg-type]
+        labels = check_labels(found, len(dataset))  # type: ignore[arg-type]
     except ValueError as error:
         if stored or not (where := _where_read(dataset[0])):
             raise
         raise ValueError(f"{error} {where}") from error
+    if not stored and _is_unclear(dataset):
+        warnings.warn(f"{_where_read(dataset[0])} If it is the second, labels= alone says so.", stacklevel=4)
+    return labels
 
 
 def check_labels(labels: Any, n: int) -> Tensor:
     """The labels as an int64 vector, or an error that says what is wrong with them."""
-    try:
-        labels = torch.as_tensor(np.asarray(labels) if not isinstance(labels, Tensor) else labels)
-    except (TypeError, ValueError, RuntimeError) as error:
-        first = next(iter(labels), None)
-        raise ValueError(
-            f"labels must be one whole number per example, got {type(first).__name__} such as {first!r}. Number the "
-            "classes 0, 1, ... and pass labels= with every example's number; forward_fn= must return the same."
-        ) from error
+    labels = _as_tensor(labels)
     labels = class_numbers(labels)
     if labels.ndim == 2 and labels.shape[1] == 1 and not labels.is_floating_point():
         raise ValueError(
@@ -67,6 +65,21 @@ def check_labels(labels: Any, n: int) -> Tensor:
             "and a forward_fn= that returns the same."
         )
     return labels
+
+
+def _as_tensor(labels: Any) -> Tensor:
+    if isinstance(labels, Tensor):
+        return labels
+    try:
+        array = np.array(labels)  # a copy: torch takes no reversed arrays, and warns of those that are read-only
+        return torch.as_tensor(np.array(array.tolist()) if array.dtype == object else array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        listed = not isinstance(labels, Mapping) and hasattr(labels, "__len__")
+        odd = next((label for label in labels if not isinstance(label, Number)), None) if listed else labels
+        raise ValueError(
+            f"labels must be one whole number per example, got {type(odd).__name__} such as {odd!r:.100}. Number the "
+            "classes 0, 1, ... and pass labels= with every example's number; forward_fn= must return the same."
+        ) from error
 
 
 def class_numbers(labels: Tensor) -> Tensor:
@@ -114,13 +127,36 @@ def _where_read(item: Any) -> str:
     )
 
 
+def _is_unclear(dataset: Any) -> bool:
+    """Whether examples have a whole number behind the second field that could be the label, and is not the index."""
+    first, last = dataset[0], dataset[len(dataset) - 1]
+    if not isinstance(first, (tuple, list)):
+        return False
+    later = [np.asarray(field) for field in zip(first[2:], last[2:], strict=True) if all(map(_is_whole, field))]
+    return any(field.tolist() != [0, len(dataset) - 1] for field in later)
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and not value.is_floating_point() and value.dtype != torch.bool
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _whole(dataset: Any) -> Any:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
 def _stored_labels(dataset: Any) -> Any:
     if isinstance(dataset, Subset):
-        inner = _stored_labels(dataset.dataset)
-        return None if inner is None else torch.as_tensor(inner)[torch.as_tensor(list(dataset.indices))]
+        inner, at = _stored_labels(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
+        return inner if inner is None else [inner[i] for i in at] if isinstance(inner, (list, tuple)) else inner[at]
     if isinstance(dataset, ConcatDataset):
         parts = [_stored_labels(part) for part in dataset.datasets]
-        return None if any(p is None for p in parts) else torch.cat([torch.as_tensor(p) for p in parts])
+        if all(isinstance(part, Tensor) for part in parts):
+            return torch.cat(parts)
+        return None if any(p is None for p in parts) else [label for part in parts for label in _listed(part)]
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[1] if len(dataset.tensors) > 1 else None
     for key in LABEL_KEYS:  # a Hugging Face data set
@@ -129,8 +165,30 @@ def _stored_labels(dataset: Any) -> Any:
     for key in ("targets", *LABEL_KEYS):
         stored = getattr(dataset, key, None)
         if isinstance(stored, (list, tuple, Tensor, np.ndarray)) and len(stored) == len(dataset):
-            return stored  # of another length it is something else, such as the names of the classes
+            # of another length it is something else, such as the names of the classes
+            return as_given(stored, dataset)
     return None
+
+
+def as_given(stored: Any, dataset: Any) -> Any:
+    """Stored labels as the data set's `target_transform`, as torchvision's have one, makes them.
+
+    Example: the targets `[0, 1, 2]` and `lambda y: y // 2` give `[0, 0, 1]`; what makes vectors leaves them.
+    """
+    change = getattr(dataset, "target_transform", None)
+    if not callable(change):
+        return stored
+    labels = _listed(stored)
+    if not all(isinstance(label, (Number, str)) for label in labels):
+        return stored
+    given = {label: np.asarray(change(label)) for label in set(labels)}
+    if any(new.size != 1 for new in given.values()):
+        return stored
+    return [given[label].item() for label in labels]
+
+
+def _listed(labels: Any) -> list[Any]:
+    return labels.tolist() if isinstance(labels, (Tensor, np.ndarray)) else list(labels)
 
 
 def label_of(item: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import distributed
 from ..randomness import HEAD, mixed_seed
-from .arguments import check_observed
+from .arguments import check_columns, check_observed
 from .evidence import Evidence
 from .forward import remark_on
 from .noisy_head import NoisyHead, noise_of
@@ -113,7 +113,7 @@ class Observing:
             evidence=self._evidence,
             take=self._take_watched,
             mismatch=self._switch_off,
-            loader=None if isinstance(share, list) else caller.loader,
+            loader=caller.loader,
             first=0 if isinstance(share, list) else start,
             also_off=None if self._head is None else self._head.off,
         )
@@ -164,8 +164,8 @@ class Observing:
 
     def _add(self, batches: list[Batch]) -> None:
         for indices, logits, epoch, gradients, _ in joined(batches):
-            if self.store is None:
-                self.store = ScoreStore(self._sampler.read_labels(), logits.shape[1])
+            self.store = self.store or ScoreStore(self._sampler.read_labels(), logits.shape[1])
+            check_columns(logits, self.store.classes)
             self._sampler._warn_once(remark_on(logits, self.store.labels[indices]))
             self.store.observe(indices, logits, epoch, gradients)
 

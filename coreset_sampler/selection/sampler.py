@@ -14,6 +14,7 @@ from ..randomness import ORDER, check_default_device, mixed_seed
 from . import strategies
 from .arguments import (
     check_model,
+    check_number,
     check_selection_dataset,
     check_weighting,
     length_of,
@@ -112,6 +113,7 @@ class CoresetSampler(WatchingSampler):
         self.num_workers = whole_number("num_workers", num_workers, 0)
         self._labels = None if labels is None else check_labels(labels, self.n)
         self._label_hash: str | None = None
+        check_number("max_overhead", max_overhead)
         self.max_overhead, self.progress = max_overhead, progress
         self._epoch, self._budget, self._history = Epoch(), Budget(max_overhead), History()
         self._compared, self._warn_once = False, distributed.WarnOnce()  # whether all processes have the same settings

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from .labels import as_given
 from .scores import ScoreStore
 from .weighted import plain
 
@@ -119,7 +120,8 @@ def class_names(dataset: Any) -> list[str] | None:
         label = next((features[key] for key in ("labels", "label") if key in features), None) if features else None
         for names in (getattr(dataset, "classes", None), getattr(label, "names", None)):
             if isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names):
-                return list(names)
+                places = list(range(len(names)))
+                return list(names) if as_given(places, dataset) == places else None
         dataset = getattr(dataset, "dataset", None)
     return None
 

@@ -136,7 +136,7 @@ class Watch:
         except ValueError:
             return "its output has no logits of shape (batch, classes)"
         (rows, classes), at = logits.shape, self.position
-        left = min(self.rows, self._yielded()) - at
+        left = min(self.rows, self._yielded(), self._first + self._given.so_far()) - at
         if not 0 < rows <= left:
             return f"it was given {rows} rows where {left} of the pass's examples were left"
         if classes <= self._last_class:

@@ -71,6 +71,19 @@ def test_accelerate_goes_on_in_the_middle_of_an_epoch(tmp_path, stateful):
     observed(resumed[1], before + after)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_accelerate_with_a_second_pass_over_each_batch_is_not_watched_also_where_workers_have_read_ahead(workers):
+    from accelerate import Accelerator
+
+    net, data = network(), IndexedDataset(Noted())
+    sampler = CoresetSampler(data, net, **settings(**WATCH))
+    more = {"num_workers": workers, "prefetch_factor": 9} if workers else {}
+    loader = Accelerator(cpu=True).prepare(DataLoader(data, 9, sampler=sampler, **more))
+    net.train()
+    with pytest.warns(UserWarning, match="given 9 rows where 0"):
+        [(net(x), net(x)) for x, *_ in loader]
+
+
 def test_accelerate_with_a_batch_sampler_that_nobody_knows_is_not_watched():
     class Backwards(torch.utils.data.BatchSampler):
         def __iter__(self):

@@ -124,6 +124,8 @@ def test_settings_are_checked_when_the_sampler_is_made(settings, message):
         (lambda: CoresetSampler(Stream(), conv_net(), size=5, strategy="stable"), "iterable only"),
         (lambda: CoresetSampler(digits(), lambda x: x, size=5, strategy="stable"), "torch.nn.Module"),
         (lambda: CoresetSampler(conv_net(), digits(), size=5), "data set comes first"),
+        (lambda: CoresetSampler(digits(), conv_net(), fraction="1e-1"), r"fraction must be .*float\('1e-1'\)"),
+        (lambda: CoresetSampler(digits(), conv_net(), size=5, max_overhead="0.2"), "max_overhead must be .*'0.2'"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=3), "must be a name .*or a function"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, weighting="loss", strategy="stable"), "WeightedDataset"),
         (lambda: CoresetSampler(digits(), conv_net(), size=5, strategy=strategies.Stable), "with parentheses"),

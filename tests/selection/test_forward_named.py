@@ -39,6 +39,34 @@ def test_a_dict_whose_names_the_model_does_not_take():
     assert len(found) == 20
 
 
+class Margin(nn.Module):
+    """As ArcFace: its logits depend on the labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, x, y=None):
+        return self.inner(x) - nn.functional.one_hot(y, 10)
+
+
+class NeedsBoth(Margin):
+    def forward(self, x, y):
+        return super().forward(x, y)
+
+
+def test_a_model_that_takes_more_than_the_inputs():
+    with pytest.raises(TypeError, match=r"takes \(x, y\) and cannot be given the first field.*'y'.*forward_fn="):
+        sampler_of(digits(), NeedsBoth()).select()
+    found = sampler_of(digits(), NeedsBoth(), forward_fn=lambda model, batch: (model(*batch), batch[1])).select()
+    assert len(found) == 20
+
+
+def test_an_error_inside_the_model_stays_as_it_is():
+    with pytest.raises(TypeError, match="one_hot"):
+        sampler_of(digits(), Margin()).select()
+
+
 def test_examples_that_begin_with_their_index():
     with pytest.raises(ValueError, match=r"(?s)3 fields.*forward_fn="):
         sampler_of(Numbered(), net()).select()

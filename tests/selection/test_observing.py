@@ -449,6 +449,15 @@ def test_more_rows_than_were_given_out_are_a_mismatch():
         call(sampler, model, lambda x: model(x.flip(3)))  # two views
 
 
+@pytest.mark.parametrize("loader", [{}, {"num_workers": 2, "prefetch_factor": 9}], ids=["plain", "read_ahead"])
+def test_a_second_pass_over_a_batch_is_a_mismatch_also_where_workers_have_read_all_of_the_epoch(loader):
+    model = net()
+    model.train()
+    batches = DataLoader(data(), BATCH, sampler=sampler_of(model), **loader)
+    with pytest.warns(UserWarning, match="given 32 rows where 0"):
+        [(model(x), model(x)) for x, _ in batches]  # as SAM does
+
+
 def test_a_row_that_was_not_given_out_yet_is_a_mismatch():
     model = net()
     sampler = sampler_of(model)
@@ -809,6 +818,15 @@ def test_a_head_that_is_replaced_in_mid_run_does_not_disturb_the_check():
     for classes in (4, 6) * 15:
         logits = torch.randn(8, classes)
         assert evidence.add(logits, torch.zeros(8, dtype=torch.int64), [torch.ones(8, dtype=torch.int64)] * 2) is None
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_scores_of_a_head_with_more_classes_than_before_are_refused_in_words(watch):
+    model = net()
+    sampler = loop(sampler_of(model, watch=watch), model, epochs=2)
+    model[-1] = nn.Linear(model[-1].in_features, 12)
+    with pytest.raises(ValueError, match="10 as before, got 12.* make a new sampler"):
+        loop(sampler, model, epochs=3)
 
 
 def fitting(batch, labels, classes=4, signal=3.0):

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from scenarios import conv_net, digits, train, trained_net
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from coreset_sampler import CoresetSampler, PointMass, Snapshots, SphericalGaussian, Trajectory, cover, strategies
 from coreset_sampler.selection.coreset import Coreset
@@ -330,6 +331,23 @@ def test_k_center_is_within_twice_the_best_radius():
 
 def test_k_center_of_duplicates_still_keeps_distinct_examples():
     assert farthest_first(torch.ones(6, 3), 6).indices.unique().numel() == 6
+
+
+def test_herding_copies_the_vectors_once_and_not_at_each_pick():
+    class Sizes(TorchDispatchMode):
+        whole = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            output = func(*args, **(kwargs or {}))
+            self.whole += isinstance(output, torch.Tensor) and output.numel() == 200 * 5
+            return output
+
+    made = []
+    for size in (2, 50):
+        with Sizes() as sizes:
+            match_mean(torch.randn(200, 5), size)
+        made.append(sizes.whole)
+    assert made[0] == made[1]
 
 
 def test_herding_matches_the_mean_better_than_chance_and_each_pick_is_the_best():

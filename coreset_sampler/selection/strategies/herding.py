@@ -41,7 +41,7 @@ def match_mean(vectors: Tensor, size: int) -> Coreset:
     picks: list[int] = []
     for count in range(1, size + 1):
         # || mean - (total + v) / count ||^2 up to what is the same for all v
-        score = squares / count - 2 * vectors @ (mean - total / count)
+        score = squares / count - 2 * (vectors @ (mean - total / count))  # never a copy of all vectors
         pick = int(score.masked_fill(taken, torch.inf).argmin())
         taken[pick] = True
         total += vectors[pick]
