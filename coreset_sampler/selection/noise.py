@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,10 @@ _ROUNDS = 4  # of a calibration and of expectation-maximisation, in turn; see _f
 _STEPS, _ITERATIONS = 8, 10  # of the latter in each, and of the former
 _FLOOR = 1e-3  # share of labels that may be anything, so that no likelihood is zero
 _ERRORS_ABOVE_CHANCE = 3.0  # standard errors by which a competent network's agreement is above chance
+_KNOWN, _MOST_UNKNOWN = (
+    0.2,
+    0.08,
+)  # as often a class that is known is predicted, of its labels; share of labels of others
 _ERRORS_ABOVE_CLEAN = 5.0  # standard deviations by which the gain of the likelihood is above that of clean labels
 _LEAST_MORE = 0.01  # gain of a matrix over one rate: what a weak network confuses gains less than wrong labels do
 _TEMPERATURES = tuple(10 ** (0.05 * step) for step in range(-20, 21))  # 0.1 to 10
@@ -56,14 +60,13 @@ class NoiseModel:
     Args:
         matrix: `(classes, classes)` float64; row `k` is how the examples of class `k` are labelled.
         rate: the estimated share of wrong labels.
-        competent: whether the network agrees with the labels more often than by chance. If not, no label is doubted.
-        gain: of the log likelihood an example over labels that are all right, less what chance gives; 0 if none.
+        competent: whether the network knows the classes, and agrees with labels more often than by chance. If not, no label
+            is doubted.
     """
 
     matrix: Tensor
     rate: float
     competent: bool
-    gain: float = 0.0
 
     @property
     def coherence(self) -> float:
@@ -91,31 +94,42 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
     classes = first_logits.shape[1]
     logits, labels = _some_rows(first_logits, labels)
     eye = torch.eye(classes, dtype=torch.float64)
-    if not above_chance(logits.argmax(1), labels, _ERRORS_ABOVE_CHANCE):
+    likeliest = logits.argmax(1)
+    counts, predicted = (torch.bincount(of, minlength=classes).double() for of in (labels, likeliest))
+    unknown = float(counts[predicted < _KNOWN * counts].sum())  # labels of classes that the network has not learned yet
+    if not above_chance(likeliest, labels, _ERRORS_ABOVE_CHANCE) or unknown > _MOST_UNKNOWN * len(labels):
         return NoiseModel(eye, 0.0, competent=False)
-    shares = torch.bincount(labels, minlength=classes).double() / len(labels)
+    shares = counts / len(labels)
     columns, right = centred(logits), eye.index_select(1, labels)
     anything = shares.index_select(0, labels).expand(classes, -1)
     clean = fit_calibration(columns, torch.lerp(right, anything, _FLOOR))
 
-    def better(best: NoiseModel, fit: Fit, matrix: Tensor, parameters: int, least: float = 0.0) -> NoiseModel:
-        more = fit.loglik - clean.loglik  # of clean labels half a chi-squared, by Wilks
-        gain = (more - parameters / 2) / len(labels)
-        if gain <= best.gain + least or more <= (parameters + _ERRORS_ABOVE_CLEAN * math.sqrt(2 * parameters)) / 2:
-            return best
-        wrong = torch.sigmoid(-_odds(fit.probabilities, labels, matrix))
-        return NoiseModel(matrix, float(wrong.mean()), competent=True, gain=gain)
-
     one = fit_calibration(columns, right, anything, rate=_BEGIN, numbers=clean.numbers)
-    best = NoiseModel(eye, 0.0, competent=True)
-    best = better(best, one, torch.lerp(eye, shares.expand(classes, -1), one.rate), 1)
-    if len(labels) < _PER_CLASS * classes:
-        return best
-    begin = eye * (1 - _BEGIN - _BEGIN / (classes - 1)) + _BEGIN / (classes - 1)
-    alike = _fit_matrix(columns, labels, begin, one_rate=True)
-    best = better(best, *alike, classes * (classes - 2) + 1, _LEAST_MORE)
-    each = _fit_matrix(columns, labels, alike[1], one_rate=False)
-    return better(best, *each, classes * (classes - 1), _LEAST_MORE)
+    models = [_Model(clean, eye, 0), _Model(one, torch.lerp(eye, shares.expand(classes, -1), one.rate), 1)]
+    if len(labels) >= _PER_CLASS * classes:
+        begin = eye * (1 - _BEGIN - _BEGIN / (classes - 1)) + _BEGIN / (classes - 1)
+        models.append(_Model(*_fit_matrix(columns, labels, begin, one_rate=True), classes * (classes - 2) + 1))
+        models.append(_Model(*_fit_matrix(columns, labels, models[-1].matrix, one_rate=False), classes * (classes - 1)))
+    best = models[0]
+    for model in models[1:]:
+        best = model if model.says_more_than(best, len(labels)) else best
+    wrong = torch.sigmoid(-_odds(best.fit.probabilities, labels, best.matrix)).mean() if best.parameters else 0.0
+    return NoiseModel(best.matrix, float(wrong), competent=True)
+
+
+class _Model(NamedTuple):
+    fit: Fit
+    matrix: Tensor
+    parameters: int
+
+    def says_more_than(self, other: _Model, n: int) -> bool:
+        """Whether it explains the labels of `n` examples better than it would if the simpler model were right.
+
+        By chance it gains half a chi-squared (Wilks). A network's confusions gain more than that, if less than wrong labels.
+        """
+        more, free = self.fit.loglik - other.fit.loglik, self.parameters - other.parameters
+        by_chance = (free + _ERRORS_ABOVE_CLEAN * math.sqrt(2 * free)) / 2
+        return more > max(by_chance, free / 2 + (_LEAST_MORE * n if self.parameters > 1 else 0))
 
 
 def label_odds(log_probabilities: Tensor, labels: Tensor, model: NoiseModel) -> Tensor:

@@ -98,6 +98,7 @@ def loglik(logits, labels, temperature, matrix):
 def test_the_fit_is_the_maximum_that_a_search_over_all_models_finds(monkeypatch):
     monkeypatch.setattr(noise, "_PRIOR", 0.0)
     monkeypatch.setattr(noise, "_LEAST_MORE", 0.0)
+    monkeypatch.setattr(noise, "_ERRORS_ABOVE_CLEAN", 0.0)
     truth, logits = predictions(800, 2, signal=2.0)
     labels = labelled(truth, torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=torch.float64))
     model = noise_model(logits, labels)
@@ -408,3 +409,23 @@ def test_classes_taken_for_others_have_one_rate_where_their_own_say_no_more():
 )
 def test_coherence_is_the_share_of_the_most_frequent_wrong_label(matrix, coherence):
     assert NoiseModel(matrix, 0.3, competent=True).coherence == pytest.approx(coherence)
+
+
+def test_a_network_that_has_not_learned_some_classes_yet_doubts_nothing(monkeypatch):
+    """It takes these for others, always: as if they were labelled so."""
+    truth, logits = predictions(3000, 10)
+    for unknown in (1, 4):
+        logits[:, unknown] = logits[:, unknown - 1] - 1
+        logits[truth == unknown, unknown - 1] += 9
+    assert not noise_model(logits, truth).competent
+    monkeypatch.setattr(noise, "_MOST_UNKNOWN", 1.0)
+    assert noise_model(logits, truth).rate > 0.1, "or the test says nothing"
+
+
+def test_rare_classes_that_are_never_predicted_do_not_keep_a_network_from_doubting():
+    truth, logits = predictions(4000, 10)
+    keep = (truth < 9) | (torch.arange(4000) < 300)
+    truth, logits = truth[keep], logits[keep]
+    logits[:, 9] -= 50
+    model = noise_model(logits, labelled(truth, symmetric(0.3, 10)))
+    assert model.rate == pytest.approx(0.3, abs=0.05)
