@@ -68,7 +68,7 @@ def selections() -> dict[str, Callable[[], Any]]:
         "herding": lambda: s.Herding(),
         "forgetting": lambda: s.Forgetting(),
         "uniform": lambda: s.Uniform(),
-        "believed": lambda: s.LabelConfidence(posterior=PointMass(), rescore_every=1, warm_up=0),
+        "believed": lambda: s.LabelConfidence(posterior=PointMass(), exponent=2, rescore_every=1, warm_up=0),
         "believed, reuse": lambda: s.LabelConfidence(
             posterior=PointMass(), exponent=1, rescore_every=2, balance="proportional", warm_up=0
         ),

@@ -268,7 +268,7 @@ def test_who_is_first_is_what_sorting_all_by_time_and_tie_says(size):
 
 
 @pytest.mark.parametrize(
-    ("matrix", "power"), [(pairs(0.4, CLASSES), 3.0), (symmetric(0.4, CLASSES), 2 + 1 / (CLASSES - 1))]
+    ("matrix", "power"), [(pairs(0.4, CLASSES), 4.0), (symmetric(0.4, CLASSES), 2 + 2 / (CLASSES - 1))]
 )
 def test_wrong_labels_that_are_all_of_one_class_are_held_back_more(matrix, power):
     truth, logits = predictions(N, CLASSES, signal=1.5)

@@ -106,7 +106,7 @@ def learned(state: Watched, store: ScoreStore | None, per_pass: int, exponent: f
     noise = state.noise
     if noise is None or noise.rate < _LEAST_RATE:
         return state
-    power = exponent * (1 + noise.coherence / 2)  # wrong labels that are all of one class outvote right ones soonest
+    power = exponent * (1 + noise.coherence)  # wrong labels that are all of one class outvote right ones soonest
     chance = label_chance(quality_of(store, noise), store.labels, exponent=power)
     return replace(state, chance=chance.clamp(_LEAST_CHANCE, 1.0))
 
@@ -129,7 +129,7 @@ def _judged_again(store: ScoreStore, before: NoiseModel) -> NoiseModel:
     return now if now.rate > before.rate else before
 
 
-def label_chance(quality: Tensor, labels: Tensor, *, exponent: float = 2.0) -> Tensor:
+def label_chance(quality: Tensor, labels: Tensor, *, exponent: float = 1.5) -> Tensor:
     """How often to show each example `(n,)`, the surest 1: its quality to a power, with every class at its own share.
 
     A power above 1 tells right labels from wrong ones more sharply, and would take most from the classes that are hard to

@@ -48,9 +48,9 @@ class LabelConfidence:
     are taken for which (`noise.py`). If that is under 8 %, or the network cannot tell, all further passes are uniform too,
     and it is asked again after 2, 4, 8, ... passes. Else a label that is right with probability $r$, by the mean over all
     visits and as many of them as were found to be right, has a chance in proportion to $r^p$, at least 0.02, and is due
-    again 1 / chance passes after it was shown; $p$ is the exponent, and up to half more the more the wrong labels of a class
-    are of one other class. Chances are computed anew twice a pass. Cost: three numbers per example, and fitting a noise
-    model: a tenth of a second for 10 classes, seconds for hundreds.
+    again 1 / chance passes after it was shown; $p$ is the exponent, and up to twice as much, the more the wrong labels of a
+    class are of one other class. Chances are computed anew twice a pass. Cost: three numbers per example, and fitting a
+    noise model: a tenth of a second for 10 classes, seconds for hundreds.
 
     With another posterior a scoring pass runs `min(n, rescore_every * size * candidates)` examples through the model,
     `draws` times, and serves `rescore_every` selections (see `confidence.py`). What was kept goes to the end of a queue.
@@ -58,7 +58,7 @@ class LabelConfidence:
     `estimated_noise_rate` in the sampler's stats is the estimated share of wrong labels, unless the model cannot tell.
 
     Args:
-        exponent: 0 trusts all labels, 1 goes by the odds, 2 allows for a model that has learned some wrong labels.
+        exponent: 0 trusts all labels, 1 goes by the odds, more allows for a model that has learned some wrong labels.
         candidates: examples to score for each one to keep. This and the next two are of scoring passes alone.
         rescore_every: selections that one scoring pass serves.
         warm_up: uniform selections at the start, while the model has little to say; a tenth of the run is a good value.
@@ -68,7 +68,7 @@ class LabelConfidence:
             how many of their labels are right, and with scoring passes is `"equal"`.
     """
 
-    exponent: float = 2.0
+    exponent: float = 1.5
     candidates: int = 4
     rescore_every: int = 10
     warm_up: int = 10
