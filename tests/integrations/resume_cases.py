@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from leaving import leave
 from scenarios import digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -328,8 +329,7 @@ def main():
         framework.__name__: cases(framework, int(sys.argv[2])) for framework in (*FRAMEWORKS, accelerate_dispatched)
     }
     torch.save(found, Path(sys.argv[1]) / f"{dist.get_rank()}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

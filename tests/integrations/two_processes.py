@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from frameworks import Noted, loss_of, network, settings
+from leaving import leave
 from sentences import index_of, sentences, tiny_bert
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -223,7 +224,7 @@ def main():
         out[part.__name__] = part(Path(shared[0]))
         dist.barrier()
     torch.save(out, FOLDER / f"{dist.get_rank()}.pt")
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

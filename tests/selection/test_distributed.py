@@ -15,6 +15,7 @@ pytestmark = pytest.mark.integration
 SCRIPT = """
 import sys, torch, torch.distributed as dist
 sys.path.insert(0, {tests!r})
+from leaving import leave
 from scenarios import conv_net, digits, trained_net
 from coreset_sampler import CoresetSampler, DistributedCoresetSampler, PointMass, strategies
 from torch.nn.parallel import DistributedDataParallel
@@ -37,9 +38,7 @@ made = sorted(calls)
 epochs = [list(sampler) for _ in range(3)]
 torch.save(dict(epochs=epochs, first=first.indices, indices=sampler.coreset.indices, weights=sampler.coreset.weights,
                 stats=sampler.stats, length=len(sampler), calls=made), {out!r} + f"/{{rank}}.pt")
-dist.barrier()  # a process that leaves while the other still talks to it may abort that one
-del sampler, model  # they hold the group
-dist.destroy_process_group()
+leave()
 """
 
 

@@ -14,6 +14,7 @@ SCRIPT = """
 import os, sys, time, warnings, torch, torch.distributed as dist
 sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
+from leaving import leave
 from scenarios import conv_net, digits
 from coreset_sampler import Coreset, CoresetSampler, DistributedCoresetSampler, strategies
 from torch.utils.data import DataLoader, TensorDataset
@@ -35,8 +36,7 @@ def caught(call):
 out = {{}}
 {body}
 torch.save(out, {out!r} + f"/{{rank}}.pt")
-dist.barrier()
-dist.destroy_process_group()
+leave()
 """
 
 BODY = """
