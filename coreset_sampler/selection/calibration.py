@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 _SPREAD = 0.05  # standard deviation of the prior of each entry of D and b
-_MOST_CLASSES = 64  # above that there is no D: as many numbers as classes times classes
+_MOST_CLASSES = 32  # above that there is no D: as many numbers as classes times classes
 _ITERATIONS = 40
 _LEAST = 1e-300
 

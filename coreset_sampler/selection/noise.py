@@ -125,10 +125,11 @@ class _Model(NamedTuple):
     def says_more_than(self, other: _Model, n: int) -> bool:
         """Whether it explains the labels of `n` examples better than it would if the simpler model were right.
 
-        By chance it gains half a chi-squared (Wilks). A network's confusions gain more than that, if less than wrong labels.
+        By chance it gains half a chi-squared (Wilks), or twice of that with few examples for each parameter (Akaike). A
+        network's confusions gain more, if less than wrong labels.
         """
         more, free = self.fit.loglik - other.fit.loglik, self.parameters - other.parameters
-        by_chance = (free + _ERRORS_ABOVE_CLEAN * math.sqrt(2 * free)) / 2
+        by_chance = max(free, (free + _ERRORS_ABOVE_CLEAN * math.sqrt(2 * free)) / 2)
         return more > max(by_chance, free / 2 + (_LEAST_MORE * n if self.parameters > 1 else 0))
 
 

@@ -429,3 +429,11 @@ def test_rare_classes_that_are_never_predicted_do_not_keep_a_network_from_doubti
     logits[:, 9] -= 50
     model = noise_model(logits, labelled(truth, symmetric(0.3, 10)))
     assert model.rate == pytest.approx(0.3, abs=0.05)
+
+
+@pytest.mark.parametrize("classes", [20, 40, 64])
+def test_many_pairs_of_classes_are_not_told_apart_by_few_examples(classes):
+    truth, logits = predictions(6000, classes, signal=3.0)
+    model = noise_model(logits, labelled(truth, symmetric(0.3, classes)))
+    assert model.rate == pytest.approx(0.3, abs=0.02)
+    assert float(model.matrix.diag().max() - model.matrix.diag().min()) < 0.01
