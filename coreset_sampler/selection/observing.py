@@ -28,7 +28,7 @@ _CHUNK = 4096  # examples of a scoring pass at a time
 _EXPLICIT = (
     "Use the explicit way: IndexedDataset(train_set) in the DataLoader, and sampler.observe(index, logits) a step."
 )
-_UNSEEN = "it was not seen in training mode in two passes over the data (if it was compiled, pass the compiled model)"
+_UNSEEN = "it was not seen in training mode in two epochs (if it was compiled, pass the compiled model)"
 
 
 class Observing:

@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -318,3 +319,10 @@ def test_a_file_of_scores_is_read_as_it_was_written(tmp_path):
     for name, tensor in tensors.items():
         assert torch.equal(getattr(scores, name), tensor), name
     assert (scores.class_names, scores.estimated_noise_rate, scores.classes) == (("a", "é", "c"), 0.25, 3)
+
+
+@pytest.mark.parametrize("option", ["-o", "--csv"])
+def test_a_folder_that_is_not_there_is_named_before_the_work(tmp_path, capsys, option):
+    code, _, err = run(capsys, toy_file(tmp_path), option, tmp_path / "none" / "out.file")
+    assert code == 1
+    assert re.search(r"there is no folder .*none to write out.file to: make it first", err)
