@@ -118,7 +118,7 @@ def _check_outputs(page: StrPath | None, csv: StrPath | None, cleanlab: StrPath 
         raise ValueError(f"-o writes an HTML page, got {page}: for a table pass --csv {page}")
     for path in (Path(path) for path in (page, csv) if path is not None):
         if not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent} to write {path.name} to: make it first")
+            raise ValueError(f"cannot write {path}: make the folder first")
     for path in files:
         if path.exists() and not overwrite:
             raise ValueError(f"{path} exists already; --force overwrites it")

@@ -3,7 +3,6 @@
 import base64
 import csv
 import io
-import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -261,7 +260,7 @@ def test_files_that_exist_stay_unless_forced(tmp_path, capsys):
     assert "must be two files" in run(capsys, path, "-o", tmp_path / "b", "--csv", tmp_path / "b")[2]
     assert "nothing to write" in run(capsys, path)[2]
     code, _, err = run(capsys, path, "-o", tmp_path / "nowhere" / "page.html")
-    assert (code, str(tmp_path / "nowhere" / "page.html") in err) == (1, True)
+    assert (code, f"cannot write {tmp_path / 'nowhere' / 'page.html'}: make the folder first" in err) == (1, True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "page.html", "scores.safetensors"]
 
 
@@ -319,10 +318,3 @@ def test_a_file_of_scores_is_read_as_it_was_written(tmp_path):
     for name, tensor in tensors.items():
         assert torch.equal(getattr(scores, name), tensor), name
     assert (scores.class_names, scores.estimated_noise_rate, scores.classes) == (("a", "é", "c"), 0.25, 3)
-
-
-@pytest.mark.parametrize("option", ["-o", "--csv"])
-def test_a_folder_that_is_not_there_is_named_before_the_work(tmp_path, capsys, option):
-    code, _, err = run(capsys, toy_file(tmp_path), option, tmp_path / "none" / "out.file")
-    assert code == 1
-    assert re.search(r"there is no folder .*none to write out.file to: make it first", err)
