@@ -45,7 +45,10 @@ _KNOWN, _MOST_UNKNOWN = (
     0.08,
 )  # as often a class that is known is predicted, of its labels; share of labels of others
 _ERRORS_ABOVE_CLEAN = 5.0  # standard deviations by which the gain of the likelihood is above that of clean labels
-_LEAST_MORE = 0.01  # gain of a matrix over one rate: what a weak network confuses gains less than wrong labels do
+_LEAST_MORE = (
+    0.01  # gain an example of a matrix over one rate: what a weak network confuses gains less than wrong labels
+)
+_TIMES_AS_MUCH = 2.0  # as one rate gains over none: where labels of any class are wrong, confusions gain about as much
 _TEMPERATURES = tuple(10 ** (0.05 * step) for step in range(-20, 21))  # 0.1 to 10
 _STRIDE = 4  # temperatures that a climb begins with
 _HALVINGS = 40  # of the interval in which the factor of the odds is sought
@@ -105,14 +108,16 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
     clean = fit_calibration(columns, torch.lerp(right, anything, _FLOOR))
 
     one = fit_calibration(columns, right, anything, rate=_BEGIN, numbers=clean.numbers)
-    models = [_Model(clean, eye, 0), _Model(one, torch.lerp(eye, shares.expand(classes, -1), one.rate), 1)]
+    models = [_Model(clean, eye, 0, 0.0), _Model(one, torch.lerp(eye, shares.expand(classes, -1), one.rate), 1, 0.0)]
     if len(labels) >= _PER_CLASS * classes:
+        least = max(_LEAST_MORE * len(labels), _TIMES_AS_MUCH * (one.loglik - clean.loglik))
         begin = eye * (1 - _BEGIN - _BEGIN / (classes - 1)) + _BEGIN / (classes - 1)
-        models.append(_Model(*_fit_matrix(columns, labels, begin, one_rate=True), classes * (classes - 2) + 1))
-        models.append(_Model(*_fit_matrix(columns, labels, models[-1].matrix, one_rate=False), classes * (classes - 1)))
+        models.append(_Model(*_fit_matrix(columns, labels, begin, one_rate=True), classes * (classes - 2) + 1, least))
+        each = _fit_matrix(columns, labels, models[-1].matrix, one_rate=False)
+        models.append(_Model(*each, classes * (classes - 1), least))
     best = models[0]
     for model in models[1:]:
-        best = model if model.says_more_than(best, len(labels)) else best
+        best = model if model.says_more_than(best) else best
     wrong = torch.sigmoid(-_odds(best.fit.probabilities, labels, best.matrix)).mean() if best.parameters else 0.0
     return NoiseModel(best.matrix, float(wrong), competent=True)
 
@@ -121,16 +126,18 @@ class _Model(NamedTuple):
     fit: Fit
     matrix: Tensor
     parameters: int
+    least: float
+    """That it has to gain beyond what chance gives."""
 
-    def says_more_than(self, other: _Model, n: int) -> bool:
-        """Whether it explains the labels of `n` examples better than it would if the simpler model were right.
+    def says_more_than(self, other: _Model) -> bool:
+        """Whether it explains the labels better than it would if the simpler model were right.
 
         By chance it gains half a chi-squared (Wilks), or twice of that with few examples for each parameter (Akaike). A
         network's confusions gain more, if less than wrong labels.
         """
         more, free = self.fit.loglik - other.fit.loglik, self.parameters - other.parameters
         by_chance = max(free, (free + _ERRORS_ABOVE_CLEAN * math.sqrt(2 * free)) / 2)
-        return more > max(by_chance, free / 2 + (_LEAST_MORE * n if self.parameters > 1 else 0))
+        return more > max(by_chance, free / 2 + self.least)
 
 
 def label_odds(log_probabilities: Tensor, labels: Tensor, model: NoiseModel) -> Tensor:

@@ -99,6 +99,7 @@ def test_the_fit_is_the_maximum_that_a_search_over_all_models_finds(monkeypatch)
     monkeypatch.setattr(noise, "_PRIOR", 0.0)
     monkeypatch.setattr(noise, "_LEAST_MORE", 0.0)
     monkeypatch.setattr(noise, "_ERRORS_ABOVE_CLEAN", 0.0)
+    monkeypatch.setattr(noise, "_TIMES_AS_MUCH", 0.0)
     truth, logits = predictions(800, 2, signal=2.0)
     labels = labelled(truth, torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=torch.float64))
     model = noise_model(logits, labels)
@@ -437,3 +438,15 @@ def test_many_pairs_of_classes_are_not_told_apart_by_few_examples(classes):
     model = noise_model(logits, labelled(truth, symmetric(0.3, classes)))
     assert model.rate == pytest.approx(0.3, abs=0.02)
     assert float(model.matrix.diag().max() - model.matrix.diag().min()) < 0.01
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_confusions_of_a_weak_network_are_no_noise_by_class_where_labels_of_any_class_are_wrong(seed):
+    """With 30 % wrong it took what a network of CIFAR-10 confuses for half of the labels wrong, of similar classes."""
+    truth, logits = predictions(5000, 10, signal=1.2, seed=seed)
+    alike = torch.arange(10) ^ 1
+    logits = 0.75 * logits + 0.25 * logits[:, alike]  # of two classes each, one is hardly told from the other
+    labels = labelled(truth, symmetric(0.3, 10), seed=seed + 10)
+    model = noise_model(logits, labels)
+    assert model.coherence < 0.2
+    assert model.rate == pytest.approx(0.3, abs=0.06)
