@@ -17,11 +17,11 @@ mean ± standard deviation; two rates tried for each on validation images):
 
     noise   uniform         CREST           stable          label_conf.     all images      selection: CREST, stable, l.c.
     0       0.698 ± 0.001   0.665 ± 0.002   0.661 ± 0.002   0.698 ± 0.001   0.702 ± 0.003   23 %, 49 %, 3 %
-    0.3     0.628 ± 0.003   0.645 ± 0.006   0.645 ± 0.005   0.634 ± 0.004   0.627 ± 0.004   24 %, 50 %, 6 %
-    0.5     0.554 ± 0.010   0.585 ± 0.008   0.585 ± 0.005   0.580 ± 0.006   0.554 ± 0.004   24 %, 50 %, 5 %
+    0.3     0.628 ± 0.003   0.645 ± 0.006   0.645 ± 0.005   0.637 ± 0.002   0.627 ± 0.004   24 %, 50 %, 2 %
+    0.5     0.554 ± 0.010   0.585 ± 0.008   0.585 ± 0.005   0.579 ± 0.002   0.554 ± 0.004   24 %, 50 %, 2 %
 
 So with wrong labels CREST and stable are 1.7 to 3.1 points over uniform passes, and 3.3 to 3.7 behind on clean data;
-label_confidence gains 0.6 and 2.6 and is uniform passes on clean data. Time to accuracy, peers, and the setting `paper`:
+label_confidence gains 0.9 and 2.5 and is uniform passes on clean data. Time to accuracy, peers, and the setting `paper`:
 docs/results.md.
 """
 
