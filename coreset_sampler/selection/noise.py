@@ -40,14 +40,10 @@ _ROUNDS = 4  # of a calibration and of expectation-maximisation, in turn; see _f
 _STEPS, _ITERATIONS = 8, 10  # of the latter in each, and of the former
 _FLOOR = 1e-3  # share of labels that may be anything, so that no likelihood is zero
 _ERRORS_ABOVE_CHANCE = 3.0  # standard errors by which a competent network's agreement is above chance
-_KNOWN, _MOST_UNKNOWN = (
-    0.2,
-    0.08,
-)  # as often a class that is known is predicted, of its labels; share of labels of others
+_KNOWN = 0.2  # of the number of its labels, as often a class is predicted that the network knows
+_MOST_UNKNOWN = 0.08  # share of labels of other classes
 _ERRORS_ABOVE_CLEAN = 5.0  # standard deviations by which the gain of the likelihood is above that of clean labels
-_LEAST_MORE = (
-    0.01  # gain an example of a matrix over one rate: what a weak network confuses gains less than wrong labels
-)
+_LEAST_MORE = 0.01  # gain an example of a matrix over one rate; what a weak network confuses gains less
 _TIMES_AS_MUCH = 2.0  # as one rate gains over none: where labels of any class are wrong, confusions gain about as much
 _TEMPERATURES = tuple(10 ** (0.05 * step) for step in range(-20, 21))  # 0.1 to 10
 _STRIDE = 4  # temperatures that a climb begins with
@@ -106,7 +102,6 @@ def noise_model(first_logits: Tensor, labels: Tensor) -> NoiseModel:
     columns, right = centred(logits), eye.index_select(1, labels)
     anything = shares.index_select(0, labels).expand(classes, -1)
     clean = fit_calibration(columns, torch.lerp(right, anything, _FLOOR))
-
     one = fit_calibration(columns, right, anything, rate=_BEGIN, numbers=clean.numbers)
     models = [_Model(clean, eye, 0, 0.0), _Model(one, torch.lerp(eye, shares.expand(classes, -1), one.rate), 1, 0.0)]
     if len(labels) >= _PER_CLASS * classes:
