@@ -16,7 +16,7 @@ label_confidence scored by passes of its own then; here it watches, which has no
     0       0.726 ± 0.003   0.699 (n = 1)   0.710 (n = 1)   0.715 (n = 1)
 
 Two passes are too few for a gain that stands out of the spread. Watching for six, on 20,000 pairs with a frozen encoder
-(`benchmarks/pretrained.py`, noise 0.3): uniform 0.659 ± 0.004, label_confidence 0.681 ± 0.002, oracle 0.712 ± 0.002.
+(`benchmarks/pretrained.py`, noise 0.3): uniform 0.659 ± 0.004, label_confidence 0.684 ± 0.003, oracle 0.712 ± 0.002.
 """
 
 from __future__ import annotations

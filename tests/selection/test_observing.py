@@ -610,7 +610,7 @@ def test_a_model_that_is_never_seen_leaves_it_to_scoring_passes():
     sampler = sampler_of(net())
     list(sampler)
     list(sampler)
-    with pytest.warns(UserWarning, match="two passes"):
+    with pytest.warns(UserWarning, match="two epochs"):
         list(sampler)
     assert sampler.stats["forward_examples"] == N
 
