@@ -17,7 +17,7 @@ from .scores import ScoreStore
 if TYPE_CHECKING:
     from .sampler import CoresetSampler
 
-VERSION = 4
+VERSION = 5
 
 
 def settings_of(sampler: CoresetSampler) -> dict[str, Any]:
